@@ -5,6 +5,7 @@ A shard has only zeros, or its rows weigh nothing, or they are sorted.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import lightgbm
@@ -182,6 +183,11 @@ def test_a_tree_without_a_split_is_the_same_at_any_size_and_after_a_restart(
     assert f"leaf_count={ROWS}\n".encode() in model_of(two)
     assert model_of(two) == model_of(three) == model_of(rest)
     assert two.load_model().num_trees() == 9
+    fewer = table.slice(0, ROWS - 6)
+    other = fit(quiet, fewer, 0, num_boost_round=2, restore_from=first.checkpoint, **options)
+    unsplit = re.compile(rb"num_leaves=1\n(?:.+\n)*?leaf_count=(\d+)")
+    counts = [int(each) for each in unsplit.findall(model_of(other))]
+    assert counts == [ROWS, ROWS - 6], "the first is a tree of the run before"
 
 
 @pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])

@@ -54,6 +54,9 @@ class Boosting:
     _rows: int = 0
     """Number of rows of all machines."""
 
+    _read_trees: int = 0
+    """Number of trees of the model to resume from."""
+
     _first_score: FirstScore | None = None
     _reported_params: str = ""
     """The parameters' part of the model's text, before a round changes some of them."""
@@ -76,6 +79,7 @@ class Boosting:
             tables, options=options, params=params, collective=self.collective, model=model
         )
         self._rows = agreement.numbers.total_rows
+        self._read_trees = 0 if model is None else model.num_trees()
         if model is None and options.begins_with_a_score:
             self._first_score = self._estimated(agreement, params)
             params["boost_from_average"] = False
@@ -111,6 +115,7 @@ class Boosting:
         trees = with_rows_of_unsplit(
             text.partition(_PARAMETERS)[0],
             first=self.history.given_iterations * booster.num_model_per_iteration(),
+            read=self._read_trees,
             rows=self._rows,
         )
         return (

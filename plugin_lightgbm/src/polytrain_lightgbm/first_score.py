@@ -121,7 +121,7 @@ def with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
     return before + tree + after
 
 
-def with_rows_of_unsplit(text: str, *, first: int, rows: int) -> str:
+def with_rows_of_unsplit(text: str, *, first: int, read: int, rows: int) -> str:
     """Return a model's text with the weight and the rows of the leaf of trees without a split.
 
     LightGBM writes the rows of one machine, and no weight once it has read such a tree.
@@ -129,6 +129,7 @@ def with_rows_of_unsplit(text: str, *, first: int, rows: int) -> str:
     Args:
         text: the model's text.
         first: number of the first tree that the run has grown, from 0.
+        read: number of trees that were read: rows of theirs are already right.
         rows: number of rows on all machines.
     """
     longer: dict[int, int] = {}
@@ -137,7 +138,8 @@ def with_rows_of_unsplit(text: str, *, first: int, rows: int) -> str:
         if int(tree[1]) < first:
             return tree[0]
         new = re.sub(r"(?m)^leaf_weight=.*$", "leaf_weight=0", tree[0])
-        new = re.sub(r"(?m)^leaf_count=[1-9].*$", f"leaf_count={rows}", new)
+        if int(tree[1]) >= read:
+            new = re.sub(r"(?m)^leaf_count=[1-9].*$", f"leaf_count={rows}", new)
         longer[int(tree[1])] = len(new) - len(tree[0])
         return new
 

@@ -195,6 +195,15 @@ def test_by_default_only_what_is_certain_ends_an_attempt(
         r in known and known[r].idle_s >= LIMIT and not known[r].stage.is_wait for r in inside
     )
     assert isinstance(found, Hung) == (stopped or all_idle)
+    if isinstance(found, Hung):
+        return
+    here = {r: known[r] for r in inside & known.keys()}
+    named = {r for r, its in here.items() if its.quiet_s >= LIMIT}
+    # It will soon be known whether all hang.
+    is_soon_known = len(here) == len(inside) and all(
+        its.idle_s >= LIMIT / 2 and not its.stage.is_wait for its in here.values()
+    )
+    assert (found.ranks if found else set()) == (set() if is_soon_known else named)
     if isinstance(found, Suspicious):
         assert all(known[rank].quiet_s >= LIMIT for rank in found.ranks)
     if found is not None:

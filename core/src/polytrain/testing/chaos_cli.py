@@ -60,7 +60,9 @@ def main() -> int:
             print(f"{subject.name}: cases done, {seconds:.0f} s since the start", flush=True)
         end = began + 60 * arguments.minutes
         for seed in count(arguments.seed):
-            if time.monotonic() > end:
+            # A single seed is asked for to repeat what it did.
+            is_asked = arguments.only_chance and seed == arguments.seed
+            if time.monotonic() > end and not is_asked:
                 break
             for reference in untouched:
                 case = at_random(seed, steps=reference.steps)
@@ -160,6 +162,7 @@ class LocalRay:
         mark_processes()
         # Short: the paths of Ray's sockets are in it, which have 107 characters at most.
         self._directory = tempfile.TemporaryDirectory(prefix="pt-", ignore_cleanup_errors=True)
+        self._before = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = self._directory.name
         head = {"num_cpus": _CPUS, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -169,6 +172,9 @@ class LocalRay:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        del os.environ["RAY_TMPDIR"]
+        if self._before is not None:
+            os.environ["RAY_TMPDIR"] = self._before
         self._directory.cleanup()
 
     @contextmanager
