@@ -264,3 +264,16 @@ def test_a_worker_without_peers_continues_from_its_copy(quiet: RunConfig, tmp_pa
     assert again["start"] is not None
     assert equal(weights, expected)
     assert reported(result) == reported(undisturbed)
+
+
+def test_callbacks_of_one_class_count_on_from_a_checkpoint(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """The second of two evaluations without progress, after the first epoch, comes after it."""
+    options: dict[str, Any] = {"arguments": STOPS, "stops": [9, 2], "workers": 1, "rank": 0}
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **options)
+    result, weights = fit(quiet, tmp_path / "killed", "backward", 10, **options)
+    assert result.restarts == 1
+    assert undisturbed.metrics["epoch"] == 1
+    assert equal(weights, expected)
+    assert reported(result) == reported(undisturbed)

@@ -283,8 +283,9 @@ def _restore_callbacks(trainer: Trainer, files: Path) -> None:
         states = saved.get(name, [])
         # A single one's state is no list.
         states = states if isinstance(states, list) else [states]
-        for each, state in zip(callbacks, states, strict=False):
-            for attribute, value in state["attributes"].items():
+        # To several ones' states Transformers appends those of each further checkpoint.
+        for each, state in zip(callbacks, states[-len(callbacks) :], strict=False):
+            for attribute, value in state.get("attributes", {}).items():
                 setattr(each, attribute, value)
 
 
