@@ -28,7 +28,7 @@ def train(config: dict[str, Any]) -> None:
 
     import lightning
     import torch
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     import polytrain
@@ -53,6 +53,9 @@ def train(config: dict[str, Any]) -> None:
             )
             self.automatic_optimization = not config["is_manual"]
 
+        def on_train_batch_start(self, batch: Any, index: int) -> int | None:
+            return -1 if index == config["ends_epochs_at"] else None
+
         def loss(self, batch: Any) -> torch.Tensor:
             x, y = batch
             return (self.layers(x)[:, 0] - y).square().mean()
@@ -76,13 +79,15 @@ def train(config: dict[str, Any]) -> None:
                 at("validation")
             self.log("error", self.loss(batch), sync_dist=True)
 
+        def on_train_epoch_end(self) -> None:
+            if config["plateau"].get("monitor") == "late":
+                self.log("late", 1.0)
+
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
             if not config["plateau"]:
                 return optimizer
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-                optimizer, patience=1, threshold=10.0
-            )
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **config["lowers"])
             return [optimizer], [{"scheduler": plateau, "monitor": "error", **config["plateau"]}]
 
     class Stream(IterableDataset[Any]):
@@ -106,6 +111,15 @@ def train(config: dict[str, Any]) -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.start = state["given"]
 
+    class Saves(Callback):
+        """Saves in one of its hooks."""
+
+    def save(callback: Saves, trainer: Any, module: Any) -> None:
+        trainer.save_checkpoint(Path(config["output"], "own.ckpt"))
+
+    if config["saves_in"]:
+        setattr(Saves, config["saves_in"], save)
+    saves: Any = Saves() if config["saves_in"] else ModelCheckpoint(**config["saves"])
     lightning.seed_everything(1, verbose=False)
     x = torch.randn(48, 3)
     rows = TensorDataset(x, x.sum(1))
@@ -113,18 +127,18 @@ def train(config: dict[str, Any]) -> None:
     trainer = Trainer(
         default_root_dir=config["output"],
         callbacks=[
-            ModelCheckpoint(every_n_train_steps=config["saves_every"]),
+            saves,
             *(EarlyStopping("error", **options) for options in config["stops"]),
         ],
         logger=False,
         enable_model_summary=False,
-        max_epochs=3,
-        **config["options"],
+        enable_checkpointing=not config["saves_in"],
+        **{"max_epochs": 3, **config["options"]},
     )
     loader = DataLoader(rows, batch_size=4, shuffle=True)
     if config["is_stream"]:
         loader = DataLoader(Stream(), batch_size=4)
-    trainer.fit(module, loader, DataLoader(rows, batch_size=8))
+    trainer.fit(module, loader, DataLoader(rows, batch_size=8), ckpt_path=config["from"])
     if trainer.global_rank == 0:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
         logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
@@ -133,8 +147,12 @@ def train(config: dict[str, Any]) -> None:
 
 def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[Result, Any]:
     output.mkdir()
-    defaults = {"is_manual": False, "is_stream": False, "plateau": {}, "stops": [], "options": {}}
-    config = {"place": "training", "saves_every": 2, **defaults, **config}
+    defaults = {
+        **{"is_manual": False, "is_stream": False, "plateau": {}, "stops": [], "options": {}},
+        **{"saves": {"every_n_train_steps": 2}, "saves_in": "", "from": None},
+        **{"lowers": {"patience": 1, "threshold": 10.0}, "ends_epochs_at": None},
+    }
+    config = {"place": "training", **defaults, **config}
     config |= {"output": str(output), "dies_at": dies_at}
     allowed = FailureConfig(max_failures=len(dies_at))
     result = fit_with_library(quiet, train, config, failure_config=allowed)
@@ -148,7 +166,32 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "validates in every other epoch": ((5, 9, 15), {"options": {"check_val_every_n_epoch": 2}}),
     "saves and lowers its rate by epochs": (
         (9, 15),
-        {"plateau": {"interval": "epoch"}, "saves_every": None},
+        {"plateau": {"interval": "epoch"}, "saves": {}},
+    ),
+    "saves by epochs and counts its steps": (
+        (9, 15),
+        {"plateau": {"interval": "epoch"}, "saves": {}, "options": {"max_steps": 18}},
+    ),
+    "lowers its rate by what a rank alone has logged": (
+        (9, 15),
+        {
+            "plateau": {"interval": "epoch", "monitor": "alone_epoch"},
+            "lowers": {"patience": 0, "threshold": 10.0, "threshold_mode": "abs"},
+            "saves": {},
+        },
+    ),
+    "saves at the start of an epoch": (
+        (9, 15),
+        {"plateau": {"interval": "epoch"}, "saves_in": "on_train_epoch_start"},
+    ),
+    "ends epochs itself": (
+        (7, 12),
+        {
+            "plateau": {"interval": "step", "frequency": 2},
+            "ends_epochs_at": 4,
+            "saves": {"save_on_train_epoch_end": True},
+            "options": {"val_check_interval": 2},
+        },
     ),
     "lowers its rate by epochs": ((5, 9, 15), {"plateau": {"interval": "epoch"}}),
     "lowers its rate by steps": (
@@ -192,3 +235,21 @@ def test_a_validation_that_is_lost_is_made_up_for(
     killed, weights = fit(quiet, tmp_path / "killed", *dies_at, place="validation", **config)
     assert equal(weights, expected)
     assert killed.history == undisturbed.history
+
+
+def test_a_metric_that_a_checkpoint_lacks_lowers_no_rate(quiet: RunConfig, tmp_path: Path) -> None:
+    # The module's last hook, which logs it, comes after the callback's.
+    late = {"interval": "epoch", "monitor": "late"}
+    result, _ = fit(quiet, tmp_path / "run", 9, plateau=late, saves_in="on_train_epoch_end")
+    assert result.metrics["epoch"] == 2
+
+
+def test_a_first_attempt_begins_within_an_epoch_of_another_run(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    config = {"plateau": {"interval": "epoch"}, "saves": {}}
+    within = {"val_check_interval": 3}
+    before, _ = fit(quiet, tmp_path / "a", **config, options={**within, "max_epochs": 1})
+    file = f"{before.checkpoint.path}/lightning.ckpt"
+    after, _ = fit(quiet, tmp_path / "b", **config, options=within, **{"from": file})
+    assert after.metrics["step"] == 18

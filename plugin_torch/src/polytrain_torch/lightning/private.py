@@ -118,6 +118,24 @@ def is_ending_batch(trainer: Any) -> bool:
     return bool(batches.ready == batches.processed == batches.completed + 1)
 
 
+def is_ending_epoch(trainer: Any) -> bool:
+    """Whether the hooks at an epoch's end are called: what follows them is still to come."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    return bool(epochs.processed == epochs.completed + 1)
+
+
+def begin_next_epoch(trainer: Any, *, has_begun: bool) -> None:
+    """Have a loop that was saved after an epoch's last batch take the next one's batches.
+
+    From a hook at the start of an epoch, Lightning would take none of its batches. With `max_steps`
+    it would end the last epoch again, after a batch of the next one.
+    """
+    loop = trainer.fit_loop
+    if loop.epoch_loop._num_ready_batches_reached():
+        loop.epoch_loop.restarting = False
+        loop._restarting = loop._restarting and has_begun
+
+
 def complete_batch(trainer: Any) -> None:
     """Count a batch as completed, as Lightning does after the hooks at its end."""
     trainer.fit_loop.epoch_loop.batch_progress.increment_completed()
@@ -163,10 +181,21 @@ def end_as_any_epoch(trainer: Any) -> None:
 
 
 def update_by_metrics(trainer: Any) -> None:
-    """Update the schedulers that monitor a metric, as Lightning does after an epoch's hooks."""
-    batches = trainer.fit_loop.epoch_loop
-    if batches._num_ready_batches_reached():
+    """Update the schedulers that monitor a metric, as Lightning does after an epoch's hooks.
+
+    It is called when the epoch counts as completed. A metric that only the module's last hook logs
+    may be lacking: then none is updated.
+    """
+    batches, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
+    monitored = {
+        each.monitor
+        for each in trainer.lr_scheduler_configs
+        if each.reduce_on_plateau and each.interval == "epoch"
+    }
+    if batches._num_ready_batches_reached() and monitored <= trainer.callback_metrics.keys():
+        epochs.completed -= 1
         batches.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        epochs.completed += 1
 
 
 def end_of_batch(trainer: Any) -> None:

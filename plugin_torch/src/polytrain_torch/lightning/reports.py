@@ -27,7 +27,10 @@ from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
 from polytrain_torch.lightning.private import (
     Logged,
+    begin_next_epoch,
+    end_as_any_epoch,
     is_ending_batch,
+    is_ending_epoch,
     steps_logged,
     update_by_metrics,
 )
@@ -38,7 +41,7 @@ CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
 _LOGGED_FILE = "logged.pt"
 """File in a checkpoint: what each rank has logged, with what a running epoch's means are made of;
-when reports were made; and whether the epoch's last hooks were called."""
+when reports were made; and whether its epoch was over, and a hook at the end saved it."""
 
 LEFT_FILE = "end-of-batch.pt"
 """File in a checkpoint from within a batch's end: what was left of it, and what rank 0 knows."""
@@ -116,6 +119,8 @@ class Reports(Callback):
             self._saved = self._reported = (trainer.global_step, True)
             if self._resumed:
                 self.steps = self._resumed["reports"]
+                if self._resumed["is_ending_epoch"]:
+                    update_by_metrics(trainer)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
         self._is_epoch_over = self.has_validated = False
@@ -162,20 +167,21 @@ class Reports(Callback):
             ranks = gathered({"shown": logged.shown(), "sums": sums})
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
-                known = {"reports": self.steps, "is_epoch_over": self._is_epoch_over}
+                known = {
+                    "reports": self.steps,
+                    "is_epoch_over": self._is_epoch_over,
+                    "is_ending_epoch": self._is_epoch_over and is_ending_epoch(trainer),
+                }
                 save_safely({"ranks": ranks, **known}, part / _LOGGED_FILE)
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
-                if is_ending_batch(trainer):
+                if is_ending_batch(trainer) and not self._is_epoch_over:
                     left = {"left": VALIDATES, "reports": self.steps, "saved_last": {}}
                     stops = {"should_stop": bool(trainer.should_stop)}
                     save_safely({**left, **stops}, part / LEFT_FILE)
             report(logged_metrics(trainer), checkpoint_of(part))
 
     def resume_logged(self, trainer: Any) -> None:
-        """Continue what was logged, once, after the sanity check, which drops it.
-
-        If a hook at the end of an epoch saved the checkpoint, do what follows these hooks.
-        """
+        """Continue what was logged, once, after the sanity check, which drops it."""
         if self._has_resumed or not self._resumed:
             return
         self._has_resumed = True
@@ -183,7 +189,7 @@ class Reports(Callback):
         Logged(trainer).show(own["shown"])
         self._sums = own["sums"]
         if self._resumed["is_epoch_over"]:
-            update_by_metrics(trainer)
+            begin_next_epoch(trainer, has_begun=not self._resumed["is_ending_epoch"])
 
     @property
     def files_saved(self) -> dict[str, int]:
@@ -201,6 +207,9 @@ class Reports(Callback):
 
     def continue_means(self, trainer: Any) -> None:
         """Continue the means over a resumed epoch, which is about to continue."""
+        if self._resumed:
+            # Other checkpoints lack the metrics that schedulers monitor.
+            end_as_any_epoch(trainer)
         sums, self._sums = self._sums, {}
         Logged(trainer).restore_sums(sums)
 

@@ -39,7 +39,6 @@ with needed("lightning"):
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
     from polytrain_torch.lightning.private import (
         WrappingCheckpointIO,
-        end_as_any_epoch,
         forget_length,
         raise_failure,
         set_splitting,
@@ -261,7 +260,6 @@ class Trainer(lightning.Trainer):
 
     def _start_batches(self, own_start: Any, fetcher: Any) -> None:
         own_start(fetcher)
-        end_as_any_epoch(self)
         self._reports.continue_means(self)
         self._kept.continue_batches(self, fetcher)
 
