@@ -36,6 +36,7 @@ def train(config: dict[str, Any]) -> None:
 
     context = polytrain.get_context()
     dies_at = dict(enumerate(config["dies_at"]))
+    epochs = {"max_epochs": config["options"].get("max_epochs", 3)}
 
     def at(place: str) -> None:
         batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
@@ -52,6 +53,9 @@ def train(config: dict[str, Any]) -> None:
                 torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
             )
             self.automatic_optimization = not config["is_manual"]
+
+        def on_train_start(self) -> None:
+            assert self.trainer.max_epochs == epochs["max_epochs"]
 
         def on_train_batch_start(self, batch: Any, index: int) -> int | None:
             return -1 if index == config["ends_epochs_at"] else None
@@ -133,12 +137,13 @@ def train(config: dict[str, Any]) -> None:
         logger=False,
         enable_model_summary=False,
         enable_checkpointing=not config["saves_in"],
-        **{"max_epochs": 3, **config["options"]},
+        **{**config["options"], **epochs},
     )
     loader = DataLoader(rows, batch_size=4, shuffle=True)
     if config["is_stream"]:
         loader = DataLoader(Stream(), batch_size=4)
     trainer.fit(module, loader, DataLoader(rows, batch_size=8), ckpt_path=config["from"])
+    at("end")
     if trainer.global_rank == 0:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
         logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
@@ -173,11 +178,12 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         {"plateau": {"interval": "epoch"}, "saves": {}, "options": {"max_steps": 18}},
     ),
     "lowers its rate by what a rank alone has logged": (
-        (9, 15),
+        (15,),
         {
             "plateau": {"interval": "epoch", "monitor": "alone_epoch"},
-            "lowers": {"patience": 0, "threshold": 10.0, "threshold_mode": "abs"},
+            "lowers": {"patience": 1, "threshold": 10.0, "threshold_mode": "abs"},
             "saves": {},
+            "options": {"max_epochs": 4},
         },
     ),
     "saves at the start of an epoch": (
@@ -250,6 +256,30 @@ def test_a_first_attempt_begins_within_an_epoch_of_another_run(
     config = {"plateau": {"interval": "epoch"}, "saves": {}}
     within = {"val_check_interval": 3}
     before, _ = fit(quiet, tmp_path / "a", **config, options={**within, "max_epochs": 1})
+    assert before.checkpoint is not None
     file = f"{before.checkpoint.path}/lightning.ckpt"
     after, _ = fit(quiet, tmp_path / "b", **config, options=within, **{"from": file})
     assert after.metrics["step"] == 18
+
+
+STOPPED: dict[str, tuple[int, dict[str, Any]]] = {
+    "after an epoch": (12, {"stops": [{"patience": 1, "min_delta": 10.0}]}),
+    "after a validation within an epoch": (
+        9,
+        {"stops": [{"patience": 2, "min_delta": 10.0}], "options": {"val_check_interval": 3}},
+    ),
+}
+"""At which batch a training stops early, and what stops it."""
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_restart_after_an_early_stop_trains_no_further(
+    quiet: RunConfig, tmp_path: Path, case: str
+) -> None:
+    batches, config = STOPPED[case]
+    config |= {"saves": {}, "place": "end"}
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **config)
+    assert undisturbed.metrics["step"] == batches
+    killed, weights = fit(quiet, tmp_path / "killed", batches, **config)
+    assert equal(weights, expected)
+    assert killed.history == undisturbed.history

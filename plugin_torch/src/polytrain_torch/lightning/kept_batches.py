@@ -49,6 +49,7 @@ with needed("lightning"):
         complete_batch,
         end_of_batch,
         forget_restart,
+        is_at_limit,
         saved_last,
         set_saved_last,
         steps_logged,
@@ -114,7 +115,7 @@ class KeptBatches(Callback):
 
         self._directory = Path()
         self._limits: tuple[Any, ...] = ()
-        """The last epoch and step, while they are lifted."""
+        """The last epoch and step, until the training continues: they may be lifted."""
 
     def attach(self, trainer: Trainer) -> None:
         """Take part in a trainer's steps."""
@@ -140,7 +141,8 @@ class KeptBatches(Callback):
         if self._saved and not self._limits:
             loop = trainer.fit_loop
             self._limits = loop.max_epochs, loop.epoch_loop.max_steps
-            loop.max_epochs = loop.epoch_loop.max_steps = -1
+            if is_at_limit(trainer):
+                loop.max_epochs = loop.epoch_loop.max_steps = -1
             if not self._is_of_survivor:
                 complete_batch(trainer)
 

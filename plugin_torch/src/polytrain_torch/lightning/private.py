@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -110,6 +111,15 @@ def validates_next(trainer: Any) -> bool:
     """Whether a validation follows the current batch; only the loop knows."""
     loop = trainer.fit_loop
     return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def is_at_limit(trainer: Any) -> bool:
+    """Whether a `fit` has reached its last epoch or step; `done` would also tell the user."""
+    loop = trainer.fit_loop
+    return bool(
+        _is_max_limit_reached(trainer.global_step, loop.max_steps)
+        or _is_max_limit_reached(loop.epoch_progress.current.processed, loop.max_epochs)
+    )
 
 
 def is_ending_batch(trainer: Any) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from polytrain import get_checkpoint, report
+from polytrain import get_checkpoint, get_context, report
 from polytrain.extension import Calls
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.collectives.stopping import any_rank
 from polytrain_torch.lightning.best_model import SavedFiles
 from polytrain_torch.lightning.callbacks import (
     prepare_callbacks,
@@ -89,6 +90,8 @@ class Reports(Callback):
         self._has_resumed = False
         self._sums: Mapping[str, Any] = {}
         """What the means over a resumed epoch are made of, until it continues."""
+        self._stops = False
+        """Whether the training that a `fit` resumes was about to stop, until it is."""
         self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -106,7 +109,7 @@ class Reports(Callback):
         checkpoint = checkpoint_of_fit(self.fit)
         file = None if checkpoint is None else checkpoint / _LOGGED_FILE
         self._resumed = loaded(file) if file is not None and file.exists() else {}
-        self._has_resumed = False
+        self._has_resumed = self._stops = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -164,7 +167,8 @@ class Reports(Callback):
             save_rank_parts(trainer, part)
             logged = Logged(trainer)
             sums = {} if self._is_epoch_over else logged.sums()
-            ranks = gathered({"shown": logged.shown(), "sums": sums})
+            stops = bool(trainer.should_stop)
+            ranks = gathered({"shown": logged.shown(), "sums": sums, "should_stop": stops})
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
                 known = {
@@ -176,8 +180,8 @@ class Reports(Callback):
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
                 if is_ending_batch(trainer) and not self._is_epoch_over:
                     left = {"left": VALIDATES, "reports": self.steps, "saved_last": {}}
-                    stops = {"should_stop": bool(trainer.should_stop)}
-                    save_safely({**left, **stops}, part / LEFT_FILE)
+                    stop = {"should_stop": any(each["should_stop"] for each in ranks)}
+                    save_safely({**left, **stop}, part / LEFT_FILE)
             report(logged_metrics(trainer), checkpoint_of(part))
 
     def resume_logged(self, trainer: Any) -> None:
@@ -188,7 +192,12 @@ class Reports(Callback):
         own = _own_of(self._resumed["ranks"])
         Logged(trainer).show(own["shown"])
         self._sums = own["sums"]
+        # A run that begins with another one's checkpoint decides for itself.
+        self._stops = get_context().get_attempt() > 0 and any(
+            each["should_stop"] for each in self._resumed["ranks"]
+        )
         if self._resumed["is_epoch_over"]:
+            self.continue_stop(trainer)
             begin_next_epoch(trainer, has_begun=not self._resumed["is_ending_epoch"])
 
     @property
@@ -212,6 +221,10 @@ class Reports(Callback):
             end_as_any_epoch(trainer)
         sums, self._sums = self._sums, {}
         Logged(trainer).restore_sums(sums)
+
+    def continue_stop(self, trainer: Any) -> None:
+        """Stop if the training was about to, after what is left of the resumed batch."""
+        trainer.should_stop, self._stops = trainer.should_stop or self._stops, False
 
     def batches_taken(self, trainer: Any) -> int:
         """Return how many batches of the epoch were taken, also before Lightning resumes its loops.
@@ -243,11 +256,14 @@ class Reports(Callback):
     def report_epoch(self, trainer: Any) -> None:
         """Report the last epoch, unless a checkpoint at its end has reported it.
 
-        One that is saved within its last batch lacks its means and its validation.
+        One that is saved within its last batch lacks its means, and maybe its validation.
         """
         step, (reported, is_whole) = trainer.global_step, self._reported
-        lacks_none = is_whole or not (self.has_validated or Logged(trainer).are_of_epochs)
-        if step > 0 and not (reported == step and lacks_none):
+        if step == 0 or (reported == step and is_whole):
+            return
+        lacks_validation = self.has_validated and self._saved != (step, True)
+        # A rank may log what others don't, but all report alike.
+        if reported != step or lacks_validation or any_rank(Logged(trainer).are_of_epochs):
             self._reported = step, True
             report(logged_metrics(trainer))
 

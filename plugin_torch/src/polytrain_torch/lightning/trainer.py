@@ -265,6 +265,7 @@ class Trainer(lightning.Trainer):
 
     def _end_batch(self, own_end: Any, *args: Any) -> None:
         self._kept.before_end(self)
+        self._reports.continue_stop(self)
         # Lightning validates before an early stop.
         self._agree_on_stop()
         self._reports.has_validated = False
