@@ -25,3 +25,20 @@ def test_all_ranks_report_means_that_one_has_logged(
     trainer = SimpleNamespace(global_step=6, current_epoch=0, callback_metrics={})
     epoch.report_epoch(trainer)
     assert made == ([{"epoch": 0, "step": 6}] if any_rank_has_means else [])
+
+
+@pytest.mark.parametrize("has_validated", [True, False])
+def test_a_checkpoint_after_the_validation_has_reported_an_epoch_without_means(
+    monkeypatch: pytest.MonkeyPatch, has_validated: bool
+) -> None:
+    from polytrain_torch.lightning import reports
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "Logged", lambda trainer: SimpleNamespace(are_of_epochs=False))
+    monkeypatch.setattr(reports, "any_rank", bool)
+    monkeypatch.setattr(reports, "report", made.append)
+    epoch = reports.Reports()
+    # A restart skips the validation, so only the first attempt knows of it.
+    epoch.steps = (6, True), (6, False), has_validated
+    epoch.report_epoch(SimpleNamespace(global_step=6, current_epoch=0, callback_metrics={}))
+    assert made == []
