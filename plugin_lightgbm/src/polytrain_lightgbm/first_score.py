@@ -51,18 +51,17 @@ class FirstScore:
             booster: the model.
             iterations: how many of its first iterations; -1 for all.
         """
-        text = booster.model_to_string(num_iteration=iterations)
         trees = _first_trees(booster) if self._shrinkages else []
+        changes = {}
         for index, shrinkage in self._shrinkages.items():
             # It isn't 1 if DART has scaled the tree since.
             scale = trees[index]["shrinkage"] / shrinkage
             values = dict(inner_values(trees[index]["tree_structure"]))
             inner = [values[node] + scale * self.scores[index] for node in sorted(values)]
-            lines = {"shrinkage": f"{scale:g}"}
+            changes[index] = {"shrinkage": f"{scale:g}"}
             if inner:
-                lines["internal_value"] = " ".join(f"{value:g}" for value in inner)
-            text = with_tree(text, index, lines)
-        return text
+                changes[index]["internal_value"] = " ".join(f"{value:g}" for value in inner)
+        return with_trees(booster.model_to_string(num_iteration=iterations), changes)
 
 
 def estimated(
@@ -100,25 +99,27 @@ def inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
             nodes += (node["left_child"], node["right_child"])
 
 
-def with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
-    """Return a model's text with some lines of one tree replaced, and `tree_sizes` corrected.
+def with_trees(text: str, changes: Mapping[int, Mapping[str, str]]) -> str:
+    """Return a model's text with some lines of trees replaced, and `tree_sizes` corrected.
 
     Args:
         text: the model's text.
-        index: number of the tree, from 0.
-        lines: name of a line → its new value.
+        changes: number of a tree, from 0 → name of a line → its new value.
     """
+    if not changes:
+        return text
     sizes = re.search(r"^tree_sizes=(.*)$", text, re.MULTILINE)
     assert sizes is not None
-    numbers = [int(size) for size in sizes[1].split()]
-    start = text.index(f"Tree={index}\n")
-    tree = text[start : start + numbers[index]]
-    after = text[start + numbers[index] :]
-    for name, line in lines.items():
-        tree = re.sub(rf"(?m)^{name}=.*$", f"{name}={line}", tree)
-    numbers[index] = len(tree)
-    before = text[: sizes.start(1)] + " ".join(map(str, numbers)) + text[sizes.end(1) : start]
-    return before + tree + after
+    begin = end = text.index("Tree=0\n")
+    trees = []
+    for index, size in enumerate(map(int, sizes[1].split())):
+        tree, end = text[end : end + size], end + size
+        for name, line in changes.get(index, {}).items():
+            tree = re.sub(rf"(?m)^{name}=.*$", f"{name}={line}", tree)
+        trees.append(tree)
+    corrected = " ".join(str(len(tree)) for tree in trees)
+    head = text[: sizes.start(1)] + corrected + text[sizes.end(1) : begin]
+    return "".join((head, *trees, text[end:]))
 
 
 def with_rows_of_unsplit(text: str, *, first: int, read: int, rows: int) -> str:
@@ -132,25 +133,14 @@ def with_rows_of_unsplit(text: str, *, first: int, read: int, rows: int) -> str:
         read: number of trees that were read: rows of theirs are already right.
         rows: number of rows on all machines.
     """
-    longer: dict[int, int] = {}
-
-    def completed(tree: re.Match[str]) -> str:
-        if int(tree[1]) < first:
-            return tree[0]
-        new = re.sub(r"(?m)^leaf_weight=.*$", "leaf_weight=0", tree[0])
-        if int(tree[1]) >= read:
-            new = re.sub(r"(?m)^leaf_count=[1-9].*$", f"leaf_count={rows}", new)
-        longer[int(tree[1])] = len(new) - len(tree[0])
-        return new
-
-    def corrected(sizes: re.Match[str]) -> str:
-        numbers = [int(size) for size in sizes[1].split()]
-        for index, more in longer.items():
-            numbers[index] += more
-        return "tree_sizes=" + " ".join(map(str, numbers))
-
-    text = re.sub(r"(?m)^Tree=(\d+)\nnum_leaves=1\n(?:.+\n)+", completed, text)
-    return re.sub(r"(?m)^tree_sizes=(.*)$", corrected, text, count=1)
+    changes: dict[int, dict[str, str]] = {}
+    for found in re.finditer(r"(?m)^Tree=(\d+)\nnum_leaves=1\n(?:.+\n)+", text):
+        index = int(found[1])
+        if index >= first:
+            changes[index] = {"leaf_weight": "0"}
+            if index >= read and re.search(r"(?m)^leaf_count=[1-9]", found[0]):
+                changes[index]["leaf_count"] = str(rows)
+    return with_trees(text, changes)
 
 
 def _first_trees(booster: lightgbm.Booster) -> list[Mapping[str, Any]]:

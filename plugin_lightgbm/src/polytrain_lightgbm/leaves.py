@@ -22,7 +22,7 @@ from polytrain.boosting.sampling import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows
-from polytrain_lightgbm.first_score import inner_values, with_tree
+from polytrain_lightgbm.first_score import inner_values, with_trees
 from polytrain_lightgbm.network import QUIET, by_itself, tiny_booster
 from polytrain_lightgbm.objectives import objective_of
 from polytrain_lightgbm.parameters import parameter_names
@@ -132,7 +132,7 @@ class Leaves:
     def _keep(self, index: int, lines: Mapping[str, str]) -> None:
         """Append a copy of one tree of the booster to `model`, with some lines replaced."""
         text = self._booster.model_to_string(start_iteration=index, num_iteration=1)
-        kept = lightgbm.Booster(model_str=with_tree(text, 0, lines))
+        kept = lightgbm.Booster(model_str=with_trees(text, {0: lines}))
         if self.model is not None:
             merge(kept, self.model)
         self.model = kept
