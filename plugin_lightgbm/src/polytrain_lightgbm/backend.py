@@ -209,7 +209,7 @@ class LightGBM(Booster):
         if objective_of(self.params) != "mape":
             return
         differing = "the option weight" if self.weight is not None else None
-        # What is no number has a problem of its own.
+        # A value that isn't a number is reported by itself.
         with suppress(TypeError, ValueError):
             if differing is None and self.draws_rows:
                 differing = "bagging, by which rows that aren't drawn weigh nothing"

@@ -106,7 +106,7 @@ class _Values:
         return values is self._values and len(values) >= len(self._floats)
 
     def packed(self) -> bytes | list[Any] | None:
-        """Return the values, as the bytes of floats if all are floats; None if any is no number."""
+        """Return the values, as bytes if all are floats; None if one isn't a number."""
         new = self._values[len(self._floats) :]
         if {float}.issuperset(map(type, new)):
             self._floats.extend(new)
