@@ -59,10 +59,12 @@ unit: $(UNIT)/.stamp-install ## the tests that need neither Ray nor a framework
 	@POLYTRAIN_REQUIRED_BACKENDS= $(UNIT)/bin/pytest tests/unit -n $(JOBS) --dist worksteal $(ARGS)
 
 # The tests run whatever lint says: one run tells everything, and pytest has the last line. If one of
-# its processes dies, the run ends: the tests that were left to it would never be handed out.
+# its processes dies, the run ends: the tests that were left to it would never be handed out. It ends
+# itself after 75 minutes, and says what failed and what was slow: whoever kills it learns nothing.
 test: install ## lint, then every test (ARGS="-k name" to choose)
 	@$(call check_code,$(BIN)); \
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=20 $(ARGS) || exit $$?; \
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+		--session-timeout=4500 --durations=20 $(ARGS) || exit $$?; \
 	exit $$status
 
 # $(1): the environment, $(2): the tests besides those that both have.

@@ -16,6 +16,7 @@ from polytrain_plugins import backend_names
 pytest_plugins = [
     "pytester",
     "tests.descriptors",
+    "tests.failures",
     "tests.machine",
     "tests.minutes",
     "tests.problems",
