@@ -366,6 +366,58 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
         assert has_ended(daemon)
 
 
+def directory_of(owner: str, directory: Path) -> str:
+    """Code of a library that makes a temporary directory."""
+    return f"tempfile.TemporaryDirectory(prefix={owner + '-'!r}, dir={str(directory)!r})"
+
+
+@pytest.mark.parametrize("by", ["the zygote", "the preloaded zygote"])
+def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
+    """A library may make a directory when it is imported. All forks have the same."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "of_library.py").write_text(
+        f"import tempfile\ndirectory = {directory_of('library', tmp_path)}\n"
+    )
+    (site / "of_worker.py").write_text(
+        "import of_library, tempfile\n"
+        "def main(connection, others):\n"
+        "    global directory\n"
+        f"    directory = {directory_of('worker', tmp_path)}\n"
+        "    return 0\n"
+    )
+
+    def owners() -> list[str]:
+        found = {each.name.partition("-")[0] for each in tmp_path.iterdir()}
+        return sorted(found - {"site"})
+
+    spec = ZygoteSpec(
+        name=f"\0{secrets.token_hex(8)}",
+        environment={},
+        modules=("of_library",) if by == "the zygote" else (),
+        path=(str(site), *sys.path),
+    )
+    connection = ZygoteConnection.open(spec)
+    ours, theirs = socket.socketpair()
+    with ExitStack() as stack:
+        page = stack.enter_context(closing(Page()))
+        nothing = stack.enter_context(open(os.devnull, "r+b"))
+        for each in (closing(connection), ours, theirs):
+            stack.enter_context(each)
+        if by == "the preloaded zygote":
+            connection.request(["preload", "of_worker", ["of_library"], {}, dict(os.environ), "/"])
+            node = psutil.Process(connection.pid)
+            assert eventually(lambda: any(map(is_serving, node.children())))
+        connection.request(
+            ["fork", 1, dict(os.environ), "/", list(spec.path), [], "of_worker"],
+            [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor],
+        )
+        assert SocketChannel(connection.socket).receive()[0] == "forked"
+        assert SocketChannel(connection.socket).receive()[:3] == ["ended", 1, "exited with code 0"]
+        assert owners() == ["library"]
+    assert eventually(lambda: owners() == [])
+
+
 def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: Path) -> None:
     """An agent does nothing else meanwhile: it kills nobody, and says nothing of its state."""
     os.mkfifo(tmp_path / "fifo")

@@ -28,7 +28,13 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from polytrain.functions.users_code import is_installed
-from polytrain.linux.processes import children_of, holds_device, open_files, thread_count
+from polytrain.linux.processes import (
+    children_of,
+    holds_device,
+    is_readable,
+    open_files,
+    thread_count,
+)
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, send_request
 from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.import_watch import Effects, ImportWatch
@@ -339,6 +345,9 @@ def _is_named_after(variable: str, modules: Iterable[str]) -> bool:
 _TAKEN_WITHIN_S = 10.0
 """Seconds within which it must read a request."""
 
+_ENDS_WITHIN_S = 0.2
+"""Seconds within which it must have cleaned up."""
+
 _READ_SIZE = 1 << 16
 
 Answer = tuple[socket.socket, list[Any]]
@@ -436,7 +445,12 @@ class Preloaded:
         return answers
 
     def end(self) -> None:
-        """Kill it, and wait for its end. Its worker processes die with it."""
+        """End it, and wait for its end. Its worker processes die with it."""
+        if self.is_ready:
+            # It cleans up what its imports have made.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+            is_readable(self.pidfd, _ENDS_WITHIN_S)
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         # No time limit: a client waits a second for its answer, then kills this process.
         os.waitpid(self.pid, 0)

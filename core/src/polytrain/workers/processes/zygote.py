@@ -64,6 +64,8 @@ from polytrain.workers.processes.forked import (
     close_all_but,
     fork_request,
     ignore_children,
+    leave_finalizers,
+    run_finalizers,
     spawn,
     watched,
 )
@@ -137,6 +139,8 @@ class Zygote:
             for client in self._clients:
                 self._answer(client, ["dying", "".join(traceback.format_exception(error))])
             raise
+        if self._preloaded is not None:
+            self._preloaded.end()
         kill_children(lambda pid: True)
 
     def _serve_source(self, source: Any) -> None:
@@ -342,6 +346,7 @@ def _become_preloaded(
     """Turn a forked copy of the zygote into the preloaded zygote. Never returns."""
     try:
         ignore_children()
+        leave_finalizers()
         die_with_parent(parent)
         adopt_orphans()
         close_all_but({0, 1, 2, client.fileno()})
@@ -354,6 +359,7 @@ def _become_preloaded(
             client.sendall(pack(["ready"]))
             with _woken_by_children() as children:
                 Zygote(None, client=client, variables=variables, children=children).serve()
+        run_finalizers()
     finally:
         os._exit(0)
 
