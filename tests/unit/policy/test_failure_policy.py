@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Diverged
 from polytrain.events.notices import Rollback
-from polytrain.policy.failure import (
-    FailedAttempt,
-    FailurePolicy,
-    failed_attempt,
-    root_cause,
-)
+from polytrain.policy.failed_attempts import FailedAttempt, failed_attempt, root_cause
+from polytrain.policy.failure import FailurePolicy
 
 
 def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int = 0) -> Failure:

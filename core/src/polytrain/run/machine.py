@@ -42,7 +42,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.notices import PreemptionInfo, earliest
-from polytrain.policy.failure import NOT_JOINED, failed_attempt
+from polytrain.policy.failed_attempts import NOT_JOINED, failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,

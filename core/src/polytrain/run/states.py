@@ -24,7 +24,8 @@ from polytrain.events.attempt import (
     Failed,
     Joined,
 )
-from polytrain.policy.failure import FailedAttempt, FailurePolicy
+from polytrain.policy.failed_attempts import FailedAttempt
+from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.hang_detector import AttemptStatus
 from polytrain.policy.placement import Loss
 from polytrain.record.entries import (

@@ -1,0 +1,222 @@
+"""What is known of failed attempts, in a form that can be compared between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Diverged
+
+_TRAINED_S = 30.0
+"""An attempt that lasts this long counts as trained, even without a report."""
+
+BUGS = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "ImportError",
+        "IndexError",
+        "KeyError",
+        "LookupError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotImplementedError",
+        "OverflowError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""Exceptions that recur in the next attempt. A broken collective raises other exceptions, also on
+every rank, and so does what passes: a service that doesn't answer, or a process that is gone."""
+
+RAISED = (
+    FailureKind.USER_ERROR,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.OUT_OF_MEMORY,
+)
+"""Failures that the user's own code raises."""
+
+OF_THE_CODE = (
+    FailureKind.USER_ERROR,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.STARTUP,
+)
+"""Failures that may come of the code alone, without a step that they depend on."""
+
+_PASSING = re.compile(
+    r"0x[0-9a-fA-F]+|[\[|]\d\d:\d\d:\d\d\]|\[?(?:\d{1,3}\.){3}\d{1,3}\]?:\d+|\[[0-9a-f:]*::?[0-9a-f:]*\]:\d+"
+)
+"""Parts in which messages of equal errors differ: object addresses, times, hosts with ports."""
+
+NOT_JOINED = "before it had joined the others: "
+"""Begins the message of an exception that a rank raised before it trained."""
+
+_FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
+"""A line of a traceback that names a place in the code."""
+
+_CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
+"""Exits that a process causes itself, unlike SIGKILL and SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """An error in a form that can be compared between attempts."""
+
+    kind: FailureKind
+    message: str
+    step: int
+    place: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """File and line of each call that led to it; empty if it isn't an exception."""
+
+    def comes_again_in(self, later: RankError, *, nearer: int = 0) -> bool:
+        """Whether a later error has the same cause, and is known to come each time.
+
+        A bug comes again if its rank gets no further, wherever it came earlier. What may come from
+        outside, such as a broken connection, has to come at the same step. Before the first step
+        that says nothing.
+
+        Args:
+            nearer: by how many steps a survivor's state let the later attempt begin nearer to it.
+                These aren't the rank's own progress.
+        """
+        is_bug = self.kind in OF_THE_CODE and type_of(self.message) in BUGS
+        if later.step == self.step and (is_bug or self.kind is not FailureKind.STARTUP):
+            is_equal = (self.kind, self.message) == (later.kind, later.message)
+            return is_equal or self.cause == later.cause
+        is_behind = later.step < self.step or later.step - nearer <= self.step < later.step
+        return is_bug and is_behind and self.cause == later.cause
+
+    @property
+    def cause(self) -> tuple[Any, ...]:
+        """What errors of the same cause have in common: of an exception the type and the calls."""
+        if self.place and (self.kind in RAISED or self.kind in OF_THE_CODE):
+            return self.kind, type_of(self.message), self.place
+        return self.kind, self.message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """Summary of a failed attempt."""
+
+    root: Failure
+    on_every_rank: bool = False
+    """Whether all ranks have raised the same exception at the same step."""
+
+    errors: frozenset[RankError] = frozenset()
+    """Errors of all ranks that may recur."""
+
+    progress: int = 0
+    """Step of the newest reported checkpoint when all processes were gone; 0 if there was none.
+    What a failed attempt has left is none, be it a survivor's state, copies, or a report that was
+    being made: it only saves what would be repeated."""
+
+    rescued: int = 0
+    """How many steps after `progress` the attempt began, with what a failed one had left."""
+
+    has_reported: bool = True
+    lasted_s: float = 0.0
+    """Seconds from its launch to its first failure."""
+
+    nodes: frozenset[str] = frozenset()
+    """Nodes on which processes were lost."""
+
+    diverged: Diverged | None = None
+    """What a rank's report has shown, if training has diverged."""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it got beyond its start: it reported a step, or lasted long enough."""
+        return self.has_reported or self.lasted_s >= _TRAINED_S
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether it counts towards `max_failures`."""
+        return self.root.kind not in (FailureKind.PREEMPTED, FailureKind.DIVERGED)
+
+    def is_late_news_of(self, before: FailedAttempt) -> bool:
+        """Whether it ended by what had already ended the attempt before.
+
+        Each agent of a lost node is reported by itself, some only after the next launch. If all
+        connections of a node are reset, the ranks notice theirs at once, and Ray its own later.
+        """
+        if self.has_trained:
+            return False
+        if self.root.kind is FailureKind.AGENT_LOST:
+            return before.root.kind is FailureKind.CONNECTION_LOST
+        is_of_a_node = self.root.kind is FailureKind.NODE_LOST and bool(self.nodes)
+        return is_of_a_node and self.nodes <= before.nodes
+
+
+def failed_attempt(
+    failures: Sequence[Failure], *, world_size: int, nodes: Sequence[str] = ()
+) -> FailedAttempt:
+    """Sum up the failures of one attempt.
+
+    Args:
+        failures: failures in the order of their reports; not empty.
+        nodes: the node of each rank; empty if they aren't known.
+    """
+    root = root_cause(failures)
+    error = _error_of(root)
+    alike = {failure.rank for failure in failures if error and _error_of(failure) == error}
+    # After the loss of a process, errors of its peers' broken connections don't count.
+    own_errors = [
+        failure
+        for failure in failures
+        if failure.kind is not FailureKind.CONNECTION_LOST or not root.kind.is_loss
+    ]
+    return FailedAttempt(
+        root=root,
+        on_every_rank=world_size > 1 and len(alike) == world_size,
+        errors=frozenset(error for error in map(_error_of, own_errors) if error),
+        nodes=frozenset(
+            nodes[failure.rank]
+            for failure in failures
+            if failure.kind.is_loss and failure.rank is not None and failure.rank < len(nodes)
+        ),
+    )
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that caused the others.
+
+    A lost lease comes first. Then a lost process: it makes its peers raise exceptions, which may
+    arrive earlier. Then a rank's own exception: it makes its peers lose the connection. Otherwise
+    the cause is the failure that was reported first.
+    """
+    taken = (failure for failure in failures if failure.kind is FailureKind.LEASE_LOST)
+    lost = (failure for failure in failures if failure.kind.is_loss)
+    own = (failure for failure in failures if failure.kind is not FailureKind.CONNECTION_LOST)
+    return next(chain(taken, lost, own, failures))
+
+
+def type_of(message: str) -> str:
+    """Return the type of the exception that a failure's message begins with, without its module."""
+    return message.removeprefix(NOT_JOINED).partition(":")[0].rpartition(".")[2]
+
+
+def _error_of(failure: Failure) -> RankError | None:
+    """Return the error to compare between attempts; None if its cause is external."""
+    is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
+    # A rank raises it if its disk is full or read-only. Agents' uploads fail for what may pass.
+    # A rank raises an error of its start if its code does; others' resources may come.
+    may_pass = failure.kind in (FailureKind.STORAGE, FailureKind.STARTUP)
+    is_raised = may_pass and failure.traceback
+    if failure.kind is FailureKind.HANG:
+        # Its message says how long nothing has happened, and on which ranks.
+        who = "all" if failure.rank is None else f"rank {failure.rank}"
+        return RankError(kind=failure.kind, message=who, step=failure.step)
+    known = (*RAISED, FailureKind.CONNECTION_LOST, FailureKind.REPLICAS_DIFFER)
+    if failure.kind not in known and not is_crash and not is_raised:
+        return None
+    message = _PASSING.sub("", failure.message)
+    place = tuple(_FRAME.findall(failure.traceback))
+    return RankError(kind=failure.kind, message=message, step=failure.step, place=place)
