@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.e2e import torch_runs
+from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
 
 from polytrain import FailureConfig, Result, RunConfig
@@ -23,12 +24,11 @@ fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_to
 def train(config: dict[str, Any]) -> None:
     """Both ranks die at a place of the batches of `dies_at`, from 1, one in each attempt."""
     import json
-    import os
-    import signal
 
     import lightning
     import torch
     from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+    from tests.e2e.losses import lose_all_ranks
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     import polytrain
@@ -41,10 +41,7 @@ def train(config: dict[str, Any]) -> None:
     def at(place: str) -> None:
         batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
         if (place, batch) == (config["place"], dies_at.get(context.get_attempt())):
-            if context.get_world_rank() == 0:
-                polytrain.get_checkpoint()  # It waits for the commit.
-            torch.distributed.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            lose_all_ranks()
 
     class Regression(lightning.LightningModule):
         def __init__(self) -> None:
@@ -162,6 +159,8 @@ def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[R
     allowed = FailureConfig(max_failures=len(dies_at))
     result = fit_with_library(quiet, train, config, failure_config=allowed)
     assert result.restarts == len(dies_at)
+    # Each attempt continues from the checkpoint that the test is about.
+    assert all(each["reason"] for each in journal(result.path, "SurvivorsAsked"))
     return result, torch.load(output / "weights.pt", weights_only=True)
 
 
