@@ -58,6 +58,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.Trainer": (
             *("_accelerator_connector", "_checkpoint_connector", "_logger_connector"),
         ),
+        "lightning.LightningModule": ("_current_fx_name",),
         "lightning.pytorch.callbacks.BatchSizeFinder": ("_batch_arg_name", "_early_exit"),
         "lightning.pytorch.callbacks.LearningRateFinder": (
             *("_attr_name", "_early_exit", "_max_lr", "_min_lr", "_mode", "_num_training_steps"),

@@ -63,6 +63,8 @@ def train(config: dict[str, Any]) -> None:
 
         def training_step(self, batch: Any, index: int) -> Any:
             at("training")
+            if trainer.fit_loop.epoch_loop.batch_progress.total.ready == config["stops_at"]:
+                trainer.should_stop = True
             loss = self.loss(batch)
             self.log("alone", loss.detach(), on_step=True, on_epoch=True, prog_bar=True)
             if self.current_epoch == 0:
@@ -153,6 +155,7 @@ def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[R
         **{"is_manual": False, "is_stream": False, "plateau": {}, "stops": [], "options": {}},
         **{"saves": {"every_n_train_steps": 2}, "saves_in": "", "from": None},
         **{"lowers": {"patience": 1, "threshold": 10.0}, "ends_epochs_at": None},
+        "stops_at": None,
     }
     config = {"place": "training", **defaults, **config}
     config |= {"output": str(output), "dies_at": dies_at}
@@ -266,6 +269,10 @@ STOPPED: dict[str, tuple[int, dict[str, Any]]] = {
     "after a validation within an epoch": (
         9,
         {"stops": [{"patience": 2, "min_delta": 10.0}], "options": {"val_check_interval": 3}},
+    ),
+    "between two validations of an epoch": (
+        8,
+        {"stops_at": 8, "options": {"val_check_interval": 3}},
     ),
 }
 """At which batch a training stops early, and what stops it."""

@@ -17,13 +17,16 @@ from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
 from tests.sweeps import only_in_sweep
 
-from polytrain import CheckpointConfig, Result, RunConfig
+from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig
 
 fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_torch.lightning"))
 
 
 def train(config: dict[str, Any]) -> None:
-    """Rank `rank` dies at a place of a batch, counted from 1, in the first attempt."""
+    """Rank `rank` dies at a place of a batch, counted from 1, in the first attempt.
+
+    In the second one, all ranks die at the place `then` of that batch.
+    """
     import os
     import signal
     from pathlib import Path
@@ -33,6 +36,7 @@ def train(config: dict[str, Any]) -> None:
     from lightning.pytorch import callbacks as of_lightning
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.strategies import DDPStrategy
+    from tests.e2e.losses import lose_all_ranks
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,6 +52,8 @@ def train(config: dict[str, Any]) -> None:
         batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
         if dies and (place, batch) == (config["place"], config["batch"]):
             os.kill(os.getpid(), signal.SIGKILL)
+        if context.get_attempt() == 1 and (place, batch) == (config["then"], config["batch"]):
+            lose_all_ranks()
 
     class Regression(lightning.LightningModule):
         def __init__(self) -> None:
@@ -188,7 +194,7 @@ def fit(
     quiet: RunConfig, output: Path, place: str = "", batch: int = 0, **config: Any
 ) -> tuple[Result, Weights]:
     chosen = {"place": place, "batch": batch, "rank": 1, "output": str(output), "options": {}}
-    chosen |= {"steps": "", "scheduler": "", "variant": ""}
+    chosen |= {"steps": "", "scheduler": "", "variant": "", "then": ""}
     changes = {name: config.pop(name) for name in list(config) if name not in chosen}
     output.mkdir()
     result = fit_with_library(quiet, train, {**chosen, **config}, **changes)
@@ -335,6 +341,26 @@ def test_what_it_trains_with_is_as_without_the_loss(
     assert result.restarts == 1
     [asked] = journal(result.path, "SurvivorsAsked")
     assert asked["reason"] == ""
+    assert equal(weights, expected)
+    assert result.history == undisturbed.history
+
+
+def test_a_validation_is_made_up_for_that_a_second_loss_cuts(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """The first one cuts the checkpoint before it, which the second attempt saves again."""
+    options = {"callbacks": SAVES}
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", options=options)
+    result, weights = fit(
+        *(quiet, tmp_path / "killed", "save", 6),
+        options=options,
+        then="validation",
+        failure_config=FailureConfig(max_failures=2),
+    )
+    assert result.restarts == 2
+    [handed_on, *others] = [each["reason"] for each in journal(result.path, "SurvivorsAsked")]
+    assert handed_on == ""
+    assert all(others)
     assert equal(weights, expected)
     assert result.history == undisturbed.history
 

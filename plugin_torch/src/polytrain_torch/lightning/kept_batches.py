@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from polytrain_torch.lightning.trainer import Trainer
 
 with needed("lightning"):
-    from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
+    from lightning.pytorch.callbacks import Callback, Checkpoint
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from polytrain_torch.lightning.attributes import Attributes, unsuitable
@@ -48,10 +48,9 @@ with needed("lightning"):
         accumulates,
         complete_batch,
         end_of_batch,
+        ending_batch,
         forget_restart,
         is_at_limit,
-        saved_last,
-        set_saved_last,
         steps_logged,
         validates_next,
         whole_checkpoint,
@@ -63,6 +62,7 @@ with needed("lightning"):
         VALIDATES,
         Reports,
     )
+    from polytrain_torch.lightning.savers import all_saved_last, set_all_saved_last
 
 _CALLBACKS = "callbacks"
 
@@ -186,8 +186,8 @@ class KeptBatches(Callback):
         if left == _SAVES:
             self._reports.drop_repeated_logs(steps_logged(trainer))
             index = trainer.fit_loop.epoch_loop.batch_idx
-            for each in trainer.callbacks:
-                if isinstance(each, Checkpoint):
+            with ending_batch(trainer):
+                for each in trainer.checkpoint_callbacks:
                     each.on_train_batch_end(trainer, trainer.lightning_module, None, None, index)
             end_of_batch(trainer)
         elif left == VALIDATES:
@@ -201,11 +201,9 @@ class KeptBatches(Callback):
         trainer.fit_loop.epoch_loop.max_steps = self._limits[1]
         if self._is_of_survivor:
             Logged(trainer).restore(own["logged"])
+            set_all_saved_last(trainer, saved["saved_last"])
         trainer.should_stop = own["should_stop"]
         self._reports.steps = saved["reports"]
-        for each in trainer.callbacks:
-            if isinstance(each, ModelCheckpoint) and each.state_key in saved["saved_last"]:
-                set_saved_last(each, saved["saved_last"][each.state_key])
 
     # Called by the training
 
@@ -283,11 +281,7 @@ class KeptBatches(Callback):
             "global_step": trainer.global_step,
             "reports": self._reports.steps,
             "files": self._reports.files_saved,
-            "saved_last": {
-                each.state_key: saved_last(each)
-                for each in trainer.callbacks
-                if isinstance(each, ModelCheckpoint)
-            },
+            "saved_last": all_saved_last(trainer),
         }
         is_sampled = left in (_SAVES, VALIDATES) and validates_next(trainer)
         own = self._own(trainer)

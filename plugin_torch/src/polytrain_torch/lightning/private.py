@@ -6,7 +6,8 @@ Only this module breaks if a newer version renames one.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -146,6 +147,18 @@ def begin_next_epoch(trainer: Any, *, has_begun: bool) -> None:
         loop._restarting = loop._restarting and has_begun
 
 
+@contextmanager
+def ending_batch(trainer: Any) -> Iterator[None]:
+    """Within a block that calls the hooks at a completed batch's end, count it as one that ends."""
+    module, batches = trainer.lightning_module, trainer.fit_loop.epoch_loop.batch_progress
+    for each in (batches.total, batches.current):
+        each.completed -= 1
+    module._current_fx_name = "on_train_batch_end"
+    yield
+    module._current_fx_name = None
+    batches.increment_completed()
+
+
 def complete_batch(trainer: Any) -> None:
     """Count a batch as completed, as Lightning does after the hooks at its end."""
     trainer.fit_loop.epoch_loop.batch_progress.increment_completed()
@@ -157,18 +170,39 @@ def whole_checkpoint(trainer: Any) -> dict[str, Any]:
     return content
 
 
+def current_hook(trainer: Any) -> str | None:
+    """Return the name of the hook that Lightning is calling; None if there is none."""
+    name: str | None = trainer.lightning_module._current_fx_name
+    return name
+
+
 def saved_last(callback: Any) -> dict[str, Any]:
     """Return what a `ModelCheckpoint` knows of its last save, which its state lacks."""
-    return {name: getattr(callback, name) for name in _SAVED_LAST}
+    return {
+        "dirpath": callback.dirpath,
+        "step": callback._last_global_step_saved,
+        "path": callback._last_checkpoint_saved,
+        "waits": callback._defer_save_until_validation,
+    }
 
 
 def set_saved_last(callback: Any, saved: Mapping[str, Any]) -> None:
-    """Restore what `saved_last` has returned."""
-    for name in _SAVED_LAST:
-        setattr(callback, name, saved[name])
+    """Restore what `saved_last` has returned. In another directory there is no such file."""
+    callback._last_global_step_saved = saved["step"]
+    callback._defer_save_until_validation = saved["waits"]
+    if callback.dirpath == saved["dirpath"]:
+        callback._last_checkpoint_saved = saved["path"]
 
 
-_SAVED_LAST = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+def count_as_saved(callback: Any, step: int, path: str, hook: str) -> None:
+    """Have a `ModelCheckpoint` know of the file that it has just saved, which it does later.
+
+    A validation that it has waited for is over in the hook in which it saves then.
+    """
+    callback._last_global_step_saved = step
+    callback._last_checkpoint_saved = path
+    if hook == "on_validation_end":
+        callback._defer_save_until_validation = False
 
 
 def forget_restart(trainer: Any) -> None:

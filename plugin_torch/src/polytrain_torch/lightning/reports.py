@@ -36,6 +36,7 @@ from polytrain_torch.lightning.private import (
     update_by_metrics,
 )
 from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
+from polytrain_torch.lightning.savers import all_saved_last, save_others, set_all_saved_last
 from polytrain_torch.randomness import restore_random_states
 
 CHECKPOINT_FILE = "lightning.ckpt"
@@ -92,6 +93,10 @@ class Reports(Callback):
         """What the means over a resumed epoch are made of, until it continues."""
         self._stops = False
         """Whether the training that a `fit` resumes was about to stop, until it is."""
+        self._has_means = False
+        """Whether any rank has logged a value of an epoch so far; a restart may lack its metric."""
+        self._newest = Path()
+        """What was last saved."""
         self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -122,6 +127,7 @@ class Reports(Callback):
             self._saved = self._reported = (trainer.global_step, True)
             if self._resumed:
                 self.steps = self._resumed["reports"]
+                set_all_saved_last(trainer, self._resumed["saved_last"])
                 if self._resumed["is_ending_epoch"]:
                     update_by_metrics(trainer)
 
@@ -151,13 +157,16 @@ class Reports(Callback):
 
     def saved(self, trainer: Any, saved: Path) -> None:
         """Report a checkpoint, if it is the first one of its step, or of its step's validation."""
-        self._files.add(saved, trainer.global_step)
-        step = trainer.global_step
+        self._newest, step = saved, trainer.global_step
+        self._files.add(saved, step)
         # While gradients are added up, an earlier checkpoint of the step lacks none of them.
         at = (step, self.has_validated and step > self._step_before)
         if self._saved in (at, (step, True)):
             return
         self._saved, self._reported = at, (step, self._is_epoch_over)
+        # The first file lacks what callbacks know that save after this one. They save now.
+        save_others(trainer, saved)
+        saved = self._newest
         # Only rank 0 has surely written these files: others don't wait for its thread.
         if not self.loads_anything and is_first_save(self) and dist.get_rank() == 0:
             refuse_unsafe(saved)
@@ -167,19 +176,22 @@ class Reports(Callback):
             save_rank_parts(trainer, part)
             logged = Logged(trainer)
             sums = {} if self._is_epoch_over else logged.sums()
-            stops = bool(trainer.should_stop)
-            ranks = gathered({"shown": logged.shown(), "sums": sums, "should_stop": stops})
+            of_rank = {"shown": logged.shown(), "sums": sums}
+            stops = {"should_stop": bool(trainer.should_stop), "has_means": logged.are_of_epochs}
+            ranks = gathered({**of_rank, **stops})
+            self._has_means |= any(each["has_means"] for each in ranks)
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
                 known = {
                     "reports": self.steps,
                     "is_epoch_over": self._is_epoch_over,
                     "is_ending_epoch": self._is_epoch_over and is_ending_epoch(trainer),
+                    "saved_last": all_saved_last(trainer),
                 }
                 save_safely({"ranks": ranks, **known}, part / _LOGGED_FILE)
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
                 if is_ending_batch(trainer) and not self._is_epoch_over:
-                    left = {"left": VALIDATES, "reports": self.steps, "saved_last": {}}
+                    left = {"left": VALIDATES, "reports": self.steps}
                     stop = {"should_stop": any(each["should_stop"] for each in ranks)}
                     save_safely({**left, **stop}, part / LEFT_FILE)
             report(logged_metrics(trainer), checkpoint_of(part))
@@ -206,13 +218,16 @@ class Reports(Callback):
         return dict(self._files.steps)
 
     @property
-    def steps(self) -> tuple[_Moment, _Moment, bool]:
-        """When the last checkpoint and report were made, and whether a validation has followed."""
-        return self._saved, self._reported, self.has_validated
+    def steps(self) -> tuple[_Moment, _Moment, bool, bool]:
+        """When the last checkpoint and report were made, and what is known of the time since then.
+
+        That is whether the model was validated, and whether a value of an epoch was logged so far.
+        """
+        return self._saved, self._reported, self.has_validated, self._has_means
 
     @steps.setter
-    def steps(self, steps: tuple[_Moment, _Moment, bool]) -> None:
-        self._saved, self._reported, self.has_validated = steps
+    def steps(self, steps: tuple[_Moment, _Moment, bool, bool]) -> None:
+        self._saved, self._reported, self.has_validated, self._has_means = steps
 
     def continue_means(self, trainer: Any) -> None:
         """Continue the means over a resumed epoch, which is about to continue."""
@@ -225,6 +240,15 @@ class Reports(Callback):
     def continue_stop(self, trainer: Any) -> None:
         """Stop if the training was about to, after what is left of the resumed batch."""
         trainer.should_stop, self._stops = trainer.should_stop or self._stops, False
+
+    def continue_stop_after_validation(self, trainer: Any) -> None:
+        """Before a batch, stop if the checkpoint is from the last one's validation.
+
+        Lightning validates wherever it stops. It takes no batch after such a checkpoint only if it
+        knows that one was due.
+        """
+        if self.has_validated:
+            self.continue_stop(trainer)
 
     def batches_taken(self, trainer: Any) -> int:
         """Return how many batches of the epoch were taken, also before Lightning resumes its loops.
@@ -263,7 +287,8 @@ class Reports(Callback):
             return
         lacks_validation = self.has_validated and self._saved != (step, True)
         # A rank may log what others don't, but all report alike.
-        if reported != step or lacks_validation or any_rank(Logged(trainer).are_of_epochs):
+        self._has_means = any_rank(self._has_means or Logged(trainer).are_of_epochs)
+        if reported != step or lacks_validation or self._has_means:
             self._reported = step, True
             report(logged_metrics(trainer))
 

@@ -122,6 +122,7 @@ class Trainer(lightning.Trainer):
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
         batches.on_run_start = partial(self._start_batches, batches.on_run_start)
+        batches.advance = partial(self._take_batch, batches.advance)
         batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
         self.fit_loop.on_advance_end = partial(self._end_pass, self.fit_loop.on_advance_end)
         self.fit_loop.on_run_start = partial(self._start, self.fit_loop.on_run_start)
@@ -262,6 +263,10 @@ class Trainer(lightning.Trainer):
         own_start(fetcher)
         self._reports.continue_means(self)
         self._kept.continue_batches(self, fetcher)
+
+    def _take_batch(self, own_advance: Any, fetcher: Any) -> None:
+        self._reports.continue_stop_after_validation(self)
+        own_advance(fetcher)
 
     def _end_batch(self, own_end: Any, *args: Any) -> None:
         self._kept.before_end(self)

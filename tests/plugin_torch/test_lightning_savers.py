@@ -1,0 +1,135 @@
+"""What each `ModelCheckpoint` of several knows in a `fit` that resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plugin_torch.conftest import Run
+
+LOSS: dict[str, Any] = {"monitor": "loss", "save_top_k": -1}
+ERROR: dict[str, Any] = {"monitor": "error", "save_top_k": -1}
+
+
+def saved(run: Run, output: Path, *, stops_at: tuple[str, int] | None, **config: Any) -> Any:
+    """What each knows at the end of two epochs, after a second attempt if the first one stops."""
+
+    def train() -> None:
+        import lightning
+        import torch
+        from lightning.pytorch.callbacks import ModelCheckpoint
+        from torch.utils.data import DataLoader, TensorDataset
+
+        import polytrain
+        from polytrain_torch.lightning import Trainer
+
+        is_first = polytrain.get_checkpoint() is None
+
+        def at(place: str) -> None:
+            batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+            if is_first and (place, batch) == stops_at and not trainer.sanity_checking:
+                raise InterruptedError
+
+        class Regression(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(3, 1)
+
+            def loss(self, batch: Any) -> torch.Tensor:
+                x, y = batch
+                return (self.layer(x)[:, 0] - y).square().mean()
+
+            def training_step(self, batch: Any, index: int) -> torch.Tensor:
+                at("training")
+                loss = self.loss(batch)
+                self.log("loss", loss)
+                return loss
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                at("validation")
+                self.log("error", self.loss(batch))
+
+            def on_train_end(self) -> None:
+                at("end")
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.Adam(self.parameters(), lr=0.02)
+
+        torch.manual_seed(1)
+        x = torch.randn(12, 3)
+        rows = TensorDataset(x, x.sum(1))
+        callbacks = [
+            ModelCheckpoint(filename=f"{number}-{{step}}", **options)
+            for number, options in enumerate(config["saves"])
+        ]
+        trainer = Trainer(
+            max_epochs=2,
+            default_root_dir=str(output),
+            logger=False,
+            enable_model_summary=False,
+            val_check_interval=config.get("validates_every", 1.0),
+            callbacks=callbacks,
+        )
+        try:
+            trainer.fit(Regression(), DataLoader(rows, batch_size=2), DataLoader(rows))
+        except InterruptedError:
+            return
+        found = [
+            {
+                "best": Path(each.best_model_path).name,
+                "last": Path(each.last_model_path).name,
+                "scores": {Path(path).name: x.item() for path, x in each.best_k_models.items()},
+            }
+            for each in callbacks
+        ]
+        (output / "saved.json").write_text(json.dumps(found))
+
+    output.mkdir()
+    first = run(train)
+    if stops_at is not None:
+        run(train, restore_from=first.checkpoint)
+    return json.loads((output / "saved.json").read_text())
+
+
+CASES: dict[str, tuple[tuple[str, int], dict[str, Any]]] = {
+    "after a batch": (
+        ("training", 5),
+        {"saves": [{"every_n_train_steps": 2}, {"every_n_train_steps": 4, **LOSS}]},
+    ),
+    "after a batch, before a validation": (
+        ("validation", 4),
+        {
+            "saves": [{"every_n_train_steps": 4}, {"every_n_train_steps": 2, **LOSS}],
+            "validates_every": 4,
+        },
+    ),
+    "after a batch, and after its validation": (
+        ("validation", 4),
+        {
+            "saves": [{"every_n_train_steps": 2}, {"every_n_train_steps": 3, **ERROR}],
+            "validates_every": 4,
+        },
+    ),
+    "after a validation": (("training", 5), {"saves": [{}, ERROR], "validates_every": 2}),
+    "after an epoch": (("training", 7), {"saves": [{}, LOSS, {"save_last": True, **ERROR}]}),
+    "after the last epoch": (("end", 12), {"saves": [{}, ERROR]}),
+    "with links": (
+        ("training", 5),
+        {
+            "saves": [
+                {"every_n_train_steps": 2},
+                {"every_n_train_steps": 2, "save_last": "link", **LOSS},
+            ]
+        },
+    ),
+}
+"""Where a first attempt stops, and which are due together before that."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_knows_all_that_it_has_saved(run: Run, tmp_path: Path, case: str) -> None:
+    stops_at, config = CASES[case]
+    expected = saved(run, tmp_path / "undisturbed", stops_at=None, **config)
+    assert saved(run, tmp_path / "stopped", stops_at=stops_at, **config) == expected
