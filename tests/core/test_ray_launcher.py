@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.sweeps import only_in_sweep
 from tests.unit.workers.agents.agent_specs import agent_spec
 
 from polytrain.errors import FailureKind
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from polytrain.workers.ray.launcher import RayAgentLauncher
 
 
-@pytest.fixture
-def ray_here() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def ray_of_module() -> Iterator[None]:
     import ray
 
     ray.init(
@@ -39,6 +40,12 @@ def ray_here() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def ray_here(ray_of_module: None) -> None:
+    """All of Ray's resources are free, and no actor of an earlier test is left."""
+    assert eventually(lambda: not hosts() and free_cpus() == 2 and free_devices() == 2)
 
 
 class Unreadable:
@@ -82,7 +89,8 @@ def launcher_of(
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("few_hosts", [8, 0])
+@pytest.mark.sweep
+@pytest.mark.parametrize("few_hosts", [8, only_in_sweep(0)])
 def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_hosts: int
 ) -> None:
@@ -209,12 +217,16 @@ def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> N
             launcher.dismiss(lost.agent_handle)
         launcher.ask(avoid=frozenset({avoided}))
         assert waiting.wait(30)
+        ray.util.remove_placement_group(waiting)
     finally:
         launcher.close(10)
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize(("device", "reserved"), [(False, True), (True, True), (True, False)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("device", "reserved"), [(False, True), only_in_sweep(True, True), (True, False)]
+)
 def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
     tmp_path: Path, *, device: bool, reserved: bool
 ) -> None:
@@ -248,7 +260,14 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("kind", ["spread", "own group", "bundle of the run", "device", "standby"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("spread", "bundle of the run"),
+        *(only_in_sweep("own group"), only_in_sweep("device"), only_in_sweep("standby")),
+    ],
+)
 def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -> None:
     """Ray takes it for alive."""
     import ray
@@ -333,6 +352,10 @@ def test_room_that_a_move_has_left_is_used_by_the_next(tmp_path: Path) -> None:
 
 def free_cpus() -> float:
     return free_resources().get("CPU", 0.0)
+
+
+def free_devices() -> float:
+    return free_resources().get("device", 0.0)
 
 
 @pytest.mark.usefixtures("ray_here")
