@@ -65,41 +65,64 @@ CONFIGS = {"ScalingConfig": SCALING, "DataConfig": DATA, "FailureConfig": FAILUR
     "ValidationTaskConfig": VALIDATION_TASK,
 }
 
-# In a process of its own: it imports every framework, and Ray.
+# In a process of its own, once: it imports every framework, and Ray.
 COMPARES = """
 import inspect, json, sys
 from importlib import import_module
 
-theirs, ours = import_module(sys.argv[1]), import_module(sys.argv[2])
-
-def parameters(module):
+def parameters(module, called):
     return {
         name: [
             (each.name, each.kind is not each.KEYWORD_ONLY, repr(each.default))
             for each in inspect.signature(getattr(module, name)).parameters.values()
         ]
-        for name in sys.argv[3:]
+        for name in called
     }
 
-names = {}
-for name in getattr(theirs, "__all__", ()):
-    try:
-        names[name] = "" if getattr(ours, name) is not None else "None"
-    except AttributeError as error:
-        names[name] = str(error)
-methods = {}
-for name in ("Checkpoint", "Result", "TrainContext", "UserCallback"):
-    for method in dir(getattr(theirs, name, None)):
-        if not method.startswith("_") and hasattr(theirs, name):
-            try:
-                getattr(getattr(ours, name), method)
-            except AttributeError as error:
-                methods[f"{name}.{method}"] = str(error)
-print("FOUND", json.dumps([names, parameters(theirs), parameters(ours), methods]))
+def compared(theirs, ours, called):
+    names = {}
+    for name in getattr(theirs, "__all__", ()):
+        try:
+            names[name] = "" if getattr(ours, name) is not None else "None"
+        except AttributeError as error:
+            names[name] = str(error)
+    methods = {}
+    for name in ("Checkpoint", "Result", "TrainContext", "UserCallback"):
+        for method in dir(getattr(theirs, name, None)):
+            if not method.startswith("_") and hasattr(theirs, name):
+                try:
+                    getattr(getattr(ours, name), method)
+                except AttributeError as error:
+                    methods[f"{name}.{method}"] = str(error)
+    return names, parameters(theirs, called), parameters(ours, called), methods
+
+found = {
+    name: compared(import_module(name), import_module(counterpart), called)
+    for name, counterpart, called in json.loads(sys.argv[1])
+}
+print("FOUND", json.dumps(found))
 """
 
 
 @cache
+def all_compared() -> dict[str, list[dict[str, Any]]]:
+    """Compare each module of Ray Train with its counterpart; see `compared`."""
+    modules = [
+        (module, module.replace("ray.train", "polytrain"), CALLED.get(module, ()))
+        for module in dict.fromkeys([*MODULES, *CALLED])
+    ]
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPARES, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    [line] = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
+    found: dict[str, list[dict[str, Any]]] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
 def compared(module: str) -> list[dict[str, Any]]:
     """What a module of Ray Train and its counterpart have.
 
@@ -108,17 +131,7 @@ def compared(module: str) -> list[dict[str, Any]]:
         parameters of what is in `CALLED`, in both: name, whether it is positional, default; and
         the methods of its classes that polytrain's don't have, with their errors.
     """
-    ours = module.replace("ray.train", "polytrain")
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPARES, module, ours, *CALLED.get(module, ())],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    [line] = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
-    found: list[dict[str, Any]] = json.loads(line.removeprefix("FOUND "))
-    return found
+    return all_compared()[module]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), MODULES.items())
