@@ -97,6 +97,9 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0)
 
 
+ONE_IN = 7
+"""Of the calls that may fail, one in so many does so in `make test`."""
+
 Runs = Callable[..., Iterator[tuple[int, Call, Run]]]
 
 
@@ -111,18 +114,25 @@ def runs(
 ) -> Runs:
     """As many runs as there are calls to the storage: in each, another one is to fail.
 
-    With `one_in`, only for one call in so many, unless it is a sweep.
+    With `among`, only for those calls. Unless it is a sweep, for one in `one_in` of these.
     """
+    is_new = request.param == "new"
 
-    def new(*, one_in: int = 1, **how: Any) -> Iterator[tuple[int, Call, Run]]:
-        for at, call in selected(enumerate(calls), one_in):
-            yield at, call, Run(tmp_path / str(at), **how)
+    def of_calls(
+        *, one_in: int = ONE_IN, among: Callable[[Call], bool] = lambda call: True, **how: Any
+    ) -> Iterator[tuple[int, Call, Run]]:
+        numbered = enumerate(calls if is_new else calls_of_resuming)
+        chosen = selected([(at, call) for at, call in numbered if among(call)], one_in)
+        assert chosen
+        for at, call in chosen:
+            root = tmp_path / str(at)
+            yield at, call, Run(root, **how) if is_new else resumed(interrupted, root, **how)
 
-    def again(*, one_in: int = 1, **how: Any) -> Iterator[tuple[int, Call, Run]]:
-        for at, call in selected(enumerate(calls_of_resuming), one_in):
-            yield at, call, resumed(interrupted, tmp_path / str(at), **how)
+    return of_calls
 
-    return new if request.param == "new" else again
+
+def stores_a_checkpoint(call: Call) -> bool:
+    return "/checkpoints/" in call.path and call.kind in ("create", "write")
 
 
 def is_looked_at_first(call: Call) -> bool:
@@ -142,7 +152,7 @@ def fitted_or_reported(run: Run, fault: Fault, cause: str) -> Result | None:
 
 @pytest.mark.sweep
 def test_a_passing_error_of_any_call_changes_nothing(runs: Runs, expected: object) -> None:
-    for at, call, run in runs(one_in=4, retry_s=600):
+    for at, call, run in runs(retry_s=600):
         if is_looked_at_first(call):
             with pytest.raises(InvalidJobError, match=ERROR):
                 run.fit(Once(at))
@@ -179,9 +189,7 @@ def full_from_then_on(at: int) -> Fault:
 def test_whatever_fails_for_good_is_reported_and_nothing_is_lost(
     runs: Runs, expected: object, make: Callable[[int], Fault], cause: str, kinds: list[Kind]
 ) -> None:
-    for at, call, run in runs(one_in=4):
-        if call.kind not in kinds:
-            continue
+    for at, call, run in runs(among=lambda call: call.kind in kinds):
         result = fitted_or_reported(run, make(at), cause)
         assert result is None or outcome(result) == expected, call
         run.assert_nothing_is_lost()
@@ -189,28 +197,28 @@ def test_whatever_fails_for_good_is_reported_and_nothing_is_lost(
         run.assert_nothing_is_lost()
 
 
+@pytest.mark.sweep
 def test_another_attempt_makes_up_for_a_checkpoint_that_failed(
     runs: Runs, expected: object
 ) -> None:
-    tried = 0
-    for at, call, run in runs(max_failures=1):
-        if "/checkpoints/" in call.path and call.kind in ("create", "write"):
-            result = run.fit(Once(at))
-            assert outcome(result) == expected, call
-            assert len(run.committed.directories) == len(set(run.committed.directories))
-            run.assert_nothing_is_lost()
-            assert outcome(run.fit()) == expected, call
-            tried += 1
-    assert tried > 0
+    for at, call, run in runs(one_in=4, among=stores_a_checkpoint, max_failures=1):
+        result = run.fit(Once(at))
+        assert outcome(result) == expected, call
+        assert len(run.committed.directories) == len(set(run.committed.directories))
+        run.assert_nothing_is_lost()
+        assert outcome(run.fit()) == expected, call
 
 
+@pytest.mark.sweep
 def test_a_short_write_that_nobody_tells_of_is_no_checkpoint(runs: Runs, expected: object) -> None:
-    for at, call, run in runs():
-        if "/checkpoints/" in call.path and call.kind == "write":
-            with pytest.raises(TrainingFailedError, match=r"\d+ bytes instead of \d+"):
-                run.fit(Once(at, Short.silently))
-            run.assert_nothing_is_lost()
-            assert outcome(run.fit()) == expected, call
+    def is_a_write(call: Call) -> bool:
+        return stores_a_checkpoint(call) and call.kind == "write"
+
+    for at, call, run in runs(one_in=2, among=is_a_write):
+        with pytest.raises(TrainingFailedError, match=r"\d+ bytes instead of \d+"):
+            run.fit(Once(at, Short.silently))
+        run.assert_nothing_is_lost()
+        assert outcome(run.fit()) == expected, call
 
 
 def test_nobody_trains_on_what_was_cut_off_on_its_way(
@@ -231,7 +239,7 @@ def test_nobody_trains_on_what_was_cut_off_on_its_way(
 
 @pytest.mark.sweep
 def test_a_run_that_is_interrupted_at_any_call_goes_on(runs: Runs, expected: object) -> None:
-    for at, call, run in runs(one_in=4):
+    for at, call, run in runs():
         with pytest.raises(KeyboardInterrupt):
             run.fit(Once(at, KeyboardInterrupt))
         run.assert_nothing_is_lost()

@@ -1,183 +1,140 @@
-"""Several nodes: addresses, ranks and local ranks."""
+"""Which nodes workers are on, by their labels; and which devices they see there."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.e2e.driver import PREAMBLE
-from tests.sweeps import only_in_sweep
 
 SCRIPT = """
 import json
+import os
+
+import ray
 from ray.cluster_utils import Cluster
 
-def node(name, cpus):
-    return {"num_cpus": cpus, "resources": {name: 1}, "env_vars": {"NODE_NAME": name}}
+import polytrain
+from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+
+DEVICES = ("TPU_VISIBLE_CHIPS", "NEURON_RT_VISIBLE_CORES", "HABANA_VISIBLE_MODULES")
+
+def node(tier, cpus, **resources):
+    return {
+        "num_cpus": cpus, "labels": {"tier": tier}, "env_vars": {"NODE_TIER": tier},
+        "resources": resources,
+    }
 
 head = {"include_dashboard": False, **node("head", 2)}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-cluster.add_node(**node("small", 1))
-cluster.add_node(**node("large", 2))
+cluster.add_node(**node("small", 2))
+cluster.add_node(**node("large", 3, TPU=8, neuron_cores=2, HPU=2))
 cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
 
-def train():
-    context = polytrain.get_context()
-    place = {
-        "rank": context.get_world_rank(), "size": context.get_world_size(),
-        "local": context.get_local_rank(), "local_size": context.get_local_world_size(),
-        "node": context.get_node_rank(), "name": os.environ["NODE_NAME"],
-    }
-    print("PLACE " + json.dumps(place))
-    polytrain.report({"done": 1})
+def where():
+    return os.environ["NODE_TIER"]
 
-result = make_trainer(
-    "BACKEND", train, scaling_config=ScalingConfig(num_workers=5),
-    run_config=RunConfig(storage_path="runs", progress=False),
-).fit()
-here = ray.get_runtime_context().get_node_id()
-names = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
-print("DRIVER " + next(name for name in names if name in ("head", "small", "large")))
+def devices():
+    # The first attempt fails: the second is in other processes.
+    if polytrain.get_context().get_world_rank() == 0 and not os.path.exists("failed-once"):
+        open("failed-once", "w").close()
+        raise RuntimeError("once")
+    return {name: os.environ.get(name) for name in DEVICES}
+
+def fit(case, function, **scaling):
+    try:
+        result = make_trainer(
+            "reference", function, scaling_config=ScalingConfig(**scaling),
+            run_config=RunConfig(
+                storage_path="runs", progress=False,
+                failure_config=FailureConfig(max_failures=1, retry_user_errors=True),
+            ),
+        ).fit()
+        found = result.return_values
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    if os.path.exists("failed-once"):
+        os.remove("failed-once")
+    print("CASE " + json.dumps([case, found]), flush=True)
+
+fit("fixed", where, num_workers=2, label_selector={"tier": "large"})
+fit("not", where, num_workers=2, label_selector={"tier": "!in(head,large)"})
+fit("list", where, num_workers=2, label_selector=[{"tier": "small"}, {"tier": "large"}])
+fit("elastic", where, num_workers=(1, 2), label_selector={"tier": "small"})
+fit("standby", where, num_workers=2, standby=1, label_selector={"tier": "large"})
+spread = {"num_workers": (2, 3), "placement_strategy": "SPREAD"}
+fit("spread", where, **spread, label_selector={"tier": "large"})
+fit("none", where, label_selector={"tier": "huge"})
+fit("few", where, num_workers=3, label_selector={"tier": "small"})
+fit("syntax", where, label_selector={"tier": "!!small"})
+fit("TPU", devices, num_workers=2, resources_per_worker={"TPU": 4})
+fit("others", devices, num_workers=2, resources_per_worker={"neuron_cores": 1, "HPU": 1})
+fit("TPU 3", devices, resources_per_worker={"TPU": 3})
 ray.shutdown()
 cluster.shutdown()
 """
 
 
-def test_ranks_on_three_nodes(tmp_path: Path) -> None:
-    preamble = PREAMBLE + "import ray\n"
-    path = tmp_path / "script.py"
-    path.write_text(preamble + SCRIPT.replace("BACKEND", "torch"))
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the workers of each case returned, or the error."""
+    directory = tmp_path_factory.mktemp("labels")
+    (directory / "script.py").write_text(SCRIPT)
     run = subprocess.run(
-        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [sys.executable, "script.py"], cwd=directory, capture_output=True, text=True, timeout=280
     )
-    lines = run.stdout.splitlines()
-    places = [json.loads(line.split("PLACE ")[1]) for line in lines if "PLACE" in line]
-    places.sort(key=lambda place: place["rank"])
-    assert [place["rank"] for place in places] == [0, 1, 2, 3, 4], run.stderr
-    assert {place["size"] for place in places} == {5}
-    names = [place["name"] for place in places]
-    # Ranks of one node are neighbours, numbered from 0 there.
-    order = list(dict.fromkeys(names))
-    assert names == sorted(names, key=order.index)
-    assert {name: names.count(name) for name in order} == {"head": 2, "small": 1, "large": 2}
-    for rank, place in enumerate(places):
-        assert place["local"] == names[:rank].count(place["name"])
-        assert place["local_size"] == names.count(place["name"])
-        assert place["node"] == order.index(place["name"])
-    # The driver's node comes first: rank 0, whose metrics are shown, is next to the user.
-    assert order[0] == next(line.split()[1] for line in lines if line.startswith("DRIVER "))
+    lines = [line.removeprefix("CASE ") for line in run.stdout.splitlines() if "CASE" in line]
+    assert run.returncode == 0, run.stdout + run.stderr
+    return dict(json.loads(line) for line in lines)
 
 
-STANDBY_HERE = """
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-)
-cluster.add_node(num_cpus=2)
-cluster.wait_for_nodes()
-ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
-
-class WaitForStandby:
-    @polytrain_plugins.hookimpl
-    def polytrain_reported(self):
-        while ray.available_resources().get("CPU", 0) > 0:
-            time.sleep(0.01)
-        open("standby is there", "w").close()
-
-def train():
-    polytrain.report({})
-    while not os.path.exists("standby is there"):
-        time.sleep(0.01)
-
-result = make_trainer(
-    "torch", train,
-    scaling_config=ScalingConfig(num_workers=2, standby=1, placement_strategy="STRICT_PACK"),
-    run_config=RunConfig(storage_path="runs", progress=False, observers=(WaitForStandby(),)),
-).fit()
-print("FINISHED", result.finished)
-ray.shutdown()
-cluster.shutdown()
-"""
-
-
-def test_a_standby_beside_the_driver_whose_workers_are_elsewhere(tmp_path: Path) -> None:
-    preamble = PREAMBLE + "import ray\nimport polytrain_plugins\n"
-    path = tmp_path / "script.py"
-    path.write_text(preamble + STANDBY_HERE)
-    run = subprocess.run(
-        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert "FINISHED True" in run.stdout, run.stderr
-
-
-ELSEWHERE = """
-import subprocess, sys
-from pathlib import Path
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-)
-Path("runs").mkdir()
-# A second node that has another directory under the same name, as another host may.
-start = f"ray start --address={cluster.address} --num-cpus=1 --block"
-other = subprocess.Popen(
-    ["unshare", "--map-root-user", "--mount", "sh", "-c",
-     f"MOUNT && exec {Path(sys.executable).parent}/{start}"],
-    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-)
-ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
-try:
-    while ray.cluster_resources().get("CPU", 0) < 2:
-        time.sleep(0.1)
-    make_trainer(
-        "reference", lambda: print("TRAINED"), scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path="runs", progress=False),
-    ).fit()
-except polytrain.TrainingFailedError as error:
-    print("FAILED", error)
-finally:
-    ray.shutdown()
-    # Without its cluster it would wait for a minute.
-    other.terminate()
-    other.wait()
-    cluster.shutdown()
-"""
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("mount", "refused", "remedy"),
+    ("case", "tiers"),
     [
-        pytest.param(
-            "mount -t tmpfs tmpfs runs",
-            "doesn't see the run's directory {runs}",
-            "Set RunConfig.storage_path to a directory that all nodes mount",
-            id="another",
-        ),
-        # In `make test`, `test_storage_check` has such a directory without a cluster.
-        only_in_sweep(
-            "mount --bind runs runs && mount -o remount,bind,ro runs",
-            "can't write to {runs}",
-            "(Read-only file system). Mount it there so that this user can write",
-            id="read-only",
-        ),
+        ("fixed", ["large", "large"]),
+        ("not", ["small", "small"]),
+        ("list", ["large", "small"]),
+        ("standby", ["large", "large"]),
     ],
 )
-def test_a_storage_that_a_node_can_not_use_is_reported_before_training(
-    mount: str, refused: str, remedy: str, tmp_path: Path
+def test_workers_are_on_nodes_with_the_labels(
+    found: dict[str, Any], case: str, tiers: list[str]
 ) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(PREAMBLE + "import ray\n" + ELSEWHERE.replace("MOUNT", mount))
-    run = subprocess.run(
-        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )
-    assert refused.format(runs=tmp_path / "runs") in run.stdout, run.stderr
-    assert remedy in run.stdout
-    assert "TRAINED" not in run.stdout
-    assert not list(tmp_path.rglob(".polytrain-trial-*"))
+    assert sorted(found[case]) == tiers
+
+
+@pytest.mark.parametrize(("case", "tier"), [("elastic", "small"), ("spread", "large")])
+def test_workers_of_elastic_runs_are_on_nodes_with_the_labels(
+    found: dict[str, Any], case: str, tier: str
+) -> None:
+    assert set(found[case]) == {tier}
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("none", "no node of the cluster has labels that meet {'tier': 'huge'}. They have: "),
+        ("none", "{'tier': 'small'}"),
+        ("few", "3 workers need nodes with labels that meet {'tier': 'small'}, and those can hold"),
+        ("syntax", "ScalingConfig.label_selector: Ray refuses it: Invalid label selector value"),
+        ("TPU 3", "ScalingConfig.resources_per_worker: Ray refuses it: The number of requested"),
+    ],
+)
+def test_what_no_node_offers_is_reported_at_once(
+    found: dict[str, Any], case: str, said: str
+) -> None:
+    assert found[case].startswith("InvalidJobError: 1 problem")
+    assert said in found[case]
+
+
+def test_each_worker_sees_the_devices_that_ray_assigned_also_after_a_restart(
+    found: dict[str, Any],
+) -> None:
+    chips = [set(each["TPU_VISIBLE_CHIPS"].split(",")) for each in found["TPU"]]
+    assert [len(each) for each in chips] == [4, 4]
+    assert set.union(*chips) == set("01234567")
+    for name in ("NEURON_RT_VISIBLE_CORES", "HABANA_VISIBLE_MODULES"):
+        assert sorted(each[name] for each in found["others"]) == ["0", "1"]
