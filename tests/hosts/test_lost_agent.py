@@ -92,7 +92,9 @@ def undisturbed(path: Path, **config: Any) -> Mapping[str, Any]:
     return lost_agent_driver.fit(config).load_model()
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.only_in_sweep)])
+# In `make test`, `tests/e2e/test_replicas.py` has replicas of ranks on this machine.
+@pytest.mark.only_in_sweep
+@pytest.mark.parametrize("rank", [1, 0])
 def test_replicas_repeat_no_step(tmp_path: Path, lost: Path, rank: int) -> None:
     """What the lost rank had alone, its statistics and random numbers, lies on the other host."""
     config = {"strategy": "ddp", "memory": None, "written_by": "rank_0"}

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from polytrain.testing.hosts import Host, hosts, join_ray, ray_on
 from polytrain.testing.processes import eventually
 
@@ -46,6 +48,8 @@ print("finished", result.finished)
 """
 
 
+# In `make test`, `test_worker_pool` has a standby that goes with its node.
+@pytest.mark.only_in_sweep
 def test_a_host_that_is_lost_with_a_rank_and_the_standby_is_one_failure(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(_DRIVER)
