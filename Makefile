@@ -67,9 +67,13 @@ test: install ## lint, then every test (ARGS="-k name" to choose)
 		--session-timeout=4500 --durations=20 $(ARGS) || exit $$?; \
 	exit $$status
 
-# $(1): the environment, $(2): the tests besides those that both have.
-test_versions = $(1)/bin/pytest tests/unit tests/conformance tests/architecture/test_private_names.py $(2) \
-	-n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS)
+# $(1): the environment, $(2): the tests besides those that both have. Of these all cases run.
+define test_versions
+status=0; \
+for tests in "tests/unit tests/conformance" "--sweep tests/architecture/test_private_names.py $(2)"; do \
+	$(1)/bin/pytest $$tests -n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS) || status=1; \
+done; exit $$status
+endef
 
 newest: $(NEWEST)/.stamp-install ## unit tests, conformance and examples with the newest versions that are allowed
 	@$(call test_versions,$(NEWEST),tests/e2e/test_examples.py tests/plugin_*/test_estimator_names.py)

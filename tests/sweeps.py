@@ -22,7 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(_OPTION, action="store_true", help="run all cases of sweeps (make sweep)")
 
 
+_runs_everything = False
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    global _runs_everything
+    _runs_everything = config.getoption(_OPTION)
     config.addinivalue_line("markers", "sweep: part of `make sweep`, where it has all its cases.")
     config.addinivalue_line("markers", "only_in_sweep: a case that `make test` leaves out.")
 
@@ -41,6 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def only_in_sweep(*values: Any, id: str | None = None) -> Any:
     """A parameter set that `make test` leaves out."""
     return pytest.param(*values, id=id, marks=pytest.mark.only_in_sweep)
+
+
+def examples(everything: int, *, in_test: int) -> int:
+    """How many examples a property is tried with: fewer in `make test`."""
+    return everything if _runs_everything else in_test
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +15,10 @@ MODULES = sorted(
 )
 
 
+_BEGINS = re.compile(r'(\s|#.*\n)*"""\s*[^\s"]')
+"""A docstring that isn't empty, after comments. To parse every module would take seconds."""
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -22,7 +26,5 @@ def name(path: Path) -> str:
 def test_every_module_says_its_job() -> None:
     assert len({path.parts[len(ROOT.parts)] for path in MODULES}) >= 7
     texts = {name(path): path.read_text() for path in MODULES}
-    silent = [
-        path for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))
-    ]
+    silent = [path for path, text in texts.items() if text and not _BEGINS.match(text)]
     assert silent == []

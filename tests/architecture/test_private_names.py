@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,33 +178,41 @@ def trees() -> dict[Path, ast.Module]:
     }
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """All nodes of a module's tree, which several tests go through."""
+    return list(ast.walk(trees()[file]))
+
+
 def is_private(path: str) -> bool:
     parts = path.split(".")
     return ".".join(parts[:2]) in UNDOCUMENTED or any(re.match(r"_[^_]", part) for part in parts)
 
 
-def bound_in(tree: ast.Module) -> Iterator[str]:
+@cache
+def bound_in(file: Path) -> set[str]:
     """Names that a module defines, its classes' attributes included."""
-    for node in ast.walk(tree):
+    bound = set()
+    for node in nodes(file):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
+                bound.add(name)
             case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
-                yield name
+                bound.add(name)
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                yield name
+                bound.add(name)
+    return bound
 
 
 @cache
 def ours() -> set[str]:
-    return {name for tree in trees().values() for name in bound_in(tree)}
+    return {name for file in trees() for name in bound_in(file)}
 
 
 def attributes_in(file: Path) -> Iterator[str]:
     """Private names of other packages that a module uses as attributes, or names in a text."""
-    tree = trees()[file]
-    of_this_module = {*bound_in(tree)}
-    for node in ast.walk(tree):
+    of_this_module = bound_in(file)
+    for node in nodes(file):
         match node:
             # A base class of `self` may be in another module of ours.
             case ast.Attribute(value=ast.Name(id="self"), attr=name) if name not in ours():
@@ -222,7 +231,7 @@ def attributes_in(file: Path) -> Iterator[str]:
 
 def imports_in(file: Path) -> Iterator[str]:
     """Private names of other packages that a module imports, and private modules that it names."""
-    for node in ast.walk(trees()[file]):
+    for node in nodes(file):
         match node:
             case ast.Import(names=names):
                 yield from (each.name for each in names)
@@ -329,7 +338,9 @@ def lacking() -> set[str]:
 INSTALLED = [package for package in NAMES if package != "trl" or find_spec(package)]
 
 
-@pytest.mark.parametrize("package", INSTALLED)
+# All frameworks are imported, for half a minute: `make newest` and `make lowest` do too.
+@pytest.mark.sweep
+@pytest.mark.parametrize("package", map(only_in_sweep, INSTALLED))
 def test_the_installed_version_has_the_private_names_that_are_used(
     package: str, lacking: set[str]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import satellites
@@ -111,7 +112,8 @@ for num_workers, options in ((0, {}), (2, {"cluster": "local"})):
 """
 
 
-@pytest.mark.parametrize("missing", [*SATELLITES, "all"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("missing", [*map(only_in_sweep, SATELLITES), "all"])
 def test_the_kernel_does_without(missing: str, tmp_path: Path) -> None:
     copy = tmp_path / "src"
     shutil.copytree(Path(polytrain.__file__).parent, copy / "polytrain")

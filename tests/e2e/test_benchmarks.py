@@ -1,6 +1,6 @@
 """The benchmarks run: once, with little data and no other trainer, and every row has its figure.
 
-Each time those without a worker and one with workers, and all of them in a sweep.
+Each time those that need few seconds, and all of them in a sweep.
 
 Of what they require nothing is asked, on whatever machine is at hand.
 """
@@ -96,7 +96,7 @@ PEERS = {
     "exact": ["DDP"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
-EACH_TIME = ("control_plane", "plan", "index", "journal", "report")
+EACH_TIME = ("control_plane", "plan", "index", "journal")
 FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B|threads)\b|%)"
 
 

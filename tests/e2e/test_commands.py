@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.e2e.driver import start_driver
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain.testing.processes import eventually
@@ -61,7 +62,8 @@ def reports(run: Path) -> Any:
         return []
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(0), 2])
 def test_a_run_is_looked_at_and_stopped_from_another_process(tmp_path: Path, workers: int) -> None:
     run = str(tmp_path / "run")
     with start_driver(tmp_path, TRAINS_ON.replace("WORKERS", str(workers))) as driver:
@@ -118,7 +120,10 @@ trainer = make_trainer(
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), only_in_sweep(signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_the_command_after_the_next_checkpoint(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

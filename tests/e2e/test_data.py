@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.object_storage import s3_server
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -296,7 +297,8 @@ def note_and_fail(config: Any) -> None:
 
 
 @pytest.mark.on_ray
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(2), 3])
 def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, workers: int) -> None:
     """An ordered pipeline: exactly once, at the same number of workers and at another."""
     data = in_ray(blocks=9).map_batches(lambda batch: batch)

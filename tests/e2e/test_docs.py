@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.porting import files_of
-from tests.e2e.torch_runs import HUGGING_FACE, KERAS_ON_TORCH, libraries_in_zygotes
+from tests.sweeps import only_in_sweep
 
 from polytrain import ScalingConfig, Trainer
 from polytrain.testing import BackendConformance
@@ -31,8 +30,12 @@ def blocks(page: str) -> list[str]:
     return [text for text, _ in _BLOCK.findall((ROOT / page).read_text())]
 
 
+WITH_LIBRARIES = ("docs/deepspeed.md", "docs/keras.md", "docs/transformers.md")
+"""Pages whose workers import libraries for seconds: tests of each library are in `make test`."""
+
+
 EXAMPLES = [
-    pytest.param(text, shown, id=f"{page}-{index}")
+    (only_in_sweep if page in WITH_LIBRARIES else pytest.param)(text, shown, id=f"{page}-{index}")
     for page in PAGES
     for index, (text, shown) in enumerate(_BLOCK.findall((ROOT / page).read_text()), start=1)
 ]
@@ -50,23 +53,7 @@ def run(text: str) -> dict[str, Any]:
     return names
 
 
-WITH_LIBRARIES = ("docs/deepspeed.md", "docs/keras.md", "docs/transformers.md")
-"""Pages whose workers import libraries for seconds."""
-
-
-@pytest.fixture
-def preloaded(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Import these libraries once for all of them. In the sweep, each worker does, as a user's."""
-    on_page = any(page in request.node.name for page in WITH_LIBRARIES)
-    if on_page and not request.config.getoption("--sweep"):
-        with libraries_in_zygotes(KERAS_ON_TORCH, *HUGGING_FACE):
-            yield
-    else:
-        yield
-
-
 @pytest.mark.sweep
-@pytest.mark.usefixtures("preloaded")
 @pytest.mark.parametrize(("text", "shown"), EXAMPLES)
 def test_example(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = run(text)

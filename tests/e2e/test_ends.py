@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.driver import WITH_RAY, start_driver
+from tests.sweeps import only_in_sweep
 
 from polytrain.testing.processes import eventually, is_alive, title
 
@@ -78,7 +79,8 @@ def started(tmp_path: Path) -> Iterator[Starter]:
         driver.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", [signal.SIGINT, only_in_sweep(signal.SIGTERM)])
 def test_the_second_signal_releases_everything_at_once(
     started: Starter, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -95,7 +97,8 @@ def test_the_second_signal_releases_everything_at_once(
     assert not any((tmp_path / "runs").glob("*/staging"))
 
 
-@pytest.mark.parametrize("victim", ["driver", "zygote"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("victim", ["driver", only_in_sweep("zygote")])
 def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> None:
     driver = started(OURS + SCRIPT)
     _wait_until_training(driver)

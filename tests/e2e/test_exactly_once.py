@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -217,13 +218,14 @@ def assert_exactly_once(diary: Diary, result: Result) -> None:
     assert model["counts"] == [EPOCHS] * ROWS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("backend", "add_up", "sizes", "kind", "shuffle"),
     [
         ("torch", with_torch, (2, 3), "files", "window"),
         ("torch", with_torch, (3, 2), "memory", True),
         ("xgboost", with_xgboost, (2, 3), "files", True),
-        ("tensorflow", with_tensorflow, (3, 2), "files", False),
+        only_in_sweep("tensorflow", with_tensorflow, (3, 2), "files", False),
     ],
 )
 def test_every_row_is_used_once_per_epoch(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.torch_runs import HUGGING_FACE, libraries_in_zygotes
+from tests.sweeps import only_in_sweep
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -22,6 +24,22 @@ SHOWN = dict(
     )
 )
 """Example to its output on the page."""
+
+
+ONLY_IN_SWEEP = {
+    "accelerate_digits.py",
+    "deepspeed_digits.py",
+    "elastic.py",
+    "keras_digits.py",
+    "lightning_digits.py",
+    "ray_data_pipeline.py",
+    "tensorflow_digits.py",
+    "torch_images.py",
+    "transformers_digits.py",
+    "transformers_finetune.py",
+}
+"""Examples that import libraries for seconds or wait for nodes. `make test` has other tests of what
+they show."""
 
 
 PRELOADED = (*HUGGING_FACE, "datasets", "peft", "sklearn.datasets")
@@ -49,10 +67,14 @@ def preloaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         yield
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(sorted(path.name for path in EXAMPLES.glob("*_digits.py")), key=framework),
-)
+def by_framework(names: Iterable[str]) -> list[Any]:
+    """The names as cases, those whose workers share a zygote after one another."""
+    in_order = sorted(names, key=lambda name: (framework(name), name))
+    return [only_in_sweep(name) if name in ONLY_IN_SWEEP else name for name in in_order]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", by_framework(path.name for path in EXAMPLES.glob("*_digits.py")))
 def test_an_example_learns_although_a_worker_is_killed(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +96,8 @@ def masked(output: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "N", output)
 
 
-@pytest.mark.parametrize("name", sorted(SHOWN, key=lambda name: (framework(name), name)))
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", by_framework(SHOWN))
 def test_an_example_prints_what_its_page_shows(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -92,3 +115,4 @@ def test_every_example_is_on_the_page() -> None:
     scripts = {path.name for path in EXAMPLES.glob("*.py")}
     parts_of_others = {"digits.py", "demo.py", "single_process.py", "training_functions.py"}
     assert [name for name in scripts - parts_of_others if f"`{name}`" not in page] == []
+    assert scripts >= ONLY_IN_SWEEP

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.driver import PREAMBLE, run_driver
+from tests.sweeps import only_in_sweep
 
 FIT = """
 result = make_trainer(
@@ -97,7 +98,8 @@ READ_THEIR_SOURCE = {
 """Training functions of a script with parts that a framework compiles from their text."""
 
 
-@pytest.mark.parametrize("backend", READ_THEIR_SOURCE)
+@pytest.mark.sweep
+@pytest.mark.parametrize("backend", ["torch", only_in_sweep("tensorflow")])
 def test_frameworks_that_compile_a_function_find_its_source(tmp_path: Path, backend: str) -> None:
     script = textwrap.dedent(READ_THEIR_SOURCE[backend]) + FIT.format(function="train")
     code, output, errors = run_driver(tmp_path, script.replace('"reference"', f'"{backend}"'))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -28,7 +29,7 @@ from polytrain.record.ledger import ACCOUNTS
 from polytrain.testing.contract import kit_table
 from polytrain_plugins import Report, hookimpl
 
-KEPT_STEP, LAST_STEP = 2, 8
+KEPT_STEP, LAST_STEP = 2, 6
 
 
 def trainer(function: object, config: RunConfig, *, workers: int = 2, failures: int = 0) -> Trainer:
@@ -90,7 +91,8 @@ class FirstToLastHook:
         return self.ended - self.began
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(0), 2])
 def test_the_accounts_add_up_to_the_time_that_fit_has_taken(quiet: RunConfig, workers: int) -> None:
     within = FirstToLastHook()
     watched = dataclasses.replace(quiet, observers=(within,))
@@ -167,7 +169,8 @@ class StopAt:
             stop("it is resumed later")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(0), 2])
 def test_a_run_that_is_gone_on_with_has_the_time_of_both_drivers(
     quiet: RunConfig, workers: int
 ) -> None:
@@ -178,7 +181,7 @@ def test_a_run_that_is_gone_on_with_has_the_time_of_both_drivers(
     def declared(*observers: object) -> Trainer:
         return make_trainer(
             "reference",
-            rounds=16_000,
+            rounds=8_000,
             label="label",
             datasets={"train": kit_table()},
             scaling_config=ScalingConfig(num_workers=workers),

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -88,7 +89,8 @@ def ragged(tokens: range) -> pa.Table:
     return pa.table({"id": lists})
 
 
-@pytest.mark.parametrize("kind", ["memory", "files", "packed files"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", [only_in_sweep("memory"), only_in_sweep("files"), "packed files"])
 def test_a_mix_has_the_same_batches_after_kills_and_at_another_size(
     quiet: RunConfig, tmp_path: Path, kind: str
 ) -> None:

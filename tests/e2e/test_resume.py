@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver, start_driver
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -316,7 +317,7 @@ print(json.dumps([list(result.history), result.restarts]), flush=True)
 """
 
 
-@pytest.fixture(params=[PREAMBLE, WITH_RAY], ids=["alone", "on Ray"])
+@pytest.fixture(params=[pytest.param(PREAMBLE, id="alone"), only_in_sweep(WITH_RAY, id="on Ray")])
 def killed_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The directory of a run whose driver got SIGKILL when its third checkpoint was committed."""
     driver = start_driver(tmp_path, "STAY_AT = 4\n" + SCRIPT, preamble=request.param)
@@ -336,6 +337,7 @@ def killed_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sweep
 def test_a_killed_driver_leaves_nobody_and_loses_nothing(killed_driver: Path) -> None:
     run = killed_driver / "runs" / "run"
     interrupted = Result.from_path(run)

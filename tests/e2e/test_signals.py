@@ -151,7 +151,8 @@ def test_a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(tmp_path: Pat
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
 
 
-@pytest.mark.parametrize("cluster", ["local", "ray"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("cluster", ["local", only_in_sweep("ray")])
 def test_a_shell_that_sends_it_too_does_not_end_the_run_without_a_checkpoint(
     tmp_path: Path, started: list[subprocess.Popen[str]], cluster: str
 ) -> None:
@@ -242,16 +243,17 @@ def ended(driver: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 PAUSES = ["[0.0] * 4", "[0.02] * 4", "[0.1] * 4", "[0.0005] * 4000"]
+EACH_TIME = ("[0.02] * 4", "[0.0005] * 4000")
 
 
-# On Ray one of them in `make test`: each starts Ray, and it is this process that gets the signals.
+# It is this process that gets the signals; two of them on Ray are in the tests of a run's end.
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("cluster", "pauses"),
     [
-        *(("local", pauses) for pauses in PAUSES),
-        ("ray", PAUSES[1]),
-        *(only_in_sweep("ray", pauses) for pauses in PAUSES if pauses != PAUSES[1]),
+        *(("local", pauses) for pauses in PAUSES if pauses in EACH_TIME),
+        *(only_in_sweep("local", pauses) for pauses in PAUSES if pauses not in EACH_TIME),
+        *(only_in_sweep("ray", pauses) for pauses in PAUSES),
     ],
 )
 def test_however_many_signals_come_nothing_is_left(
@@ -309,14 +311,15 @@ make_trainer(
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("signals", "workers", "memory", "strategy"),
     [
-        (2, 1, 1, "ddp"),
-        (2, 2, None, "ddp"),
+        only_in_sweep(2, 1, 1, "ddp"),
+        only_in_sweep(2, 2, None, "ddp"),
         (2, 2, 1, "fsdp"),
         (1, 2, None, "ddp"),
-        (1, 2, 1, "fsdp"),
+        only_in_sweep(1, 2, 1, "fsdp"),
     ],
 )
 def test_a_stop_that_waits_for_no_checkpoint_keeps_the_state_that_is_there(

@@ -27,6 +27,10 @@ in_browser = [
 ]
 
 
+# To build it takes half a minute. That links lead somewhere is tested without it.
+pytestmark = [pytest.mark.sweep, pytest.mark.only_in_sweep]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")

@@ -184,10 +184,11 @@ def fit(case: str, quiet: RunConfig, stop: Any, **changes: Any) -> Result:
     ).fit()
 
 
-# What ends a function is the same for all backends.
-IN_SWEEP = ("xgboost function", "lightgbm function", "tensorflow function")
+# What ends a function is the same for all backends, and Keras trains in one.
+IN_SWEEP = ("xgboost function", "lightgbm function", "tensorflow function", "tensorflow")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "case", [only_in_sweep(case, id=case) if case in IN_SWEEP else case for case in CASES]
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, UserCallback, make_trainer
@@ -79,7 +80,7 @@ class Driver:
             return True
 
 
-@pytest.fixture(params=["terminal", "pipes"])
+@pytest.fixture(params=["terminal", only_in_sweep("pipes")])
 def unread(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
     """A driver on a terminal that is held, or with pipes whose readers have stopped."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -105,6 +106,7 @@ def unread(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
             process.kill()
 
 
+@pytest.mark.sweep
 def test_a_run_whose_output_nobody_reads_goes_on_restarts_and_stops(unread: Driver) -> None:
     assert unread.waits_for("Committed")
     assert unread.waits_for("Committed")

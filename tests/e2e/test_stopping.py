@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.driver import WITH_RAY, run_driver
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -86,8 +87,16 @@ def fit(path: Path, *, observers: tuple[Any, ...] = (), workers: int = 2) -> Res
     ).fit()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 0),
+        (signal.SIGTERM, 2),
+        only_in_sweep(signal.SIGINT, 2),
+        only_in_sweep(signal.SIGTERM, 0),
+    ],
+)
 def test_a_stopped_run_goes_on_to_the_same_end(
     tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:

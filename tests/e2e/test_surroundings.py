@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
+from tests.sweeps import only_in_sweep
 
 import polytrain
 
@@ -59,6 +60,9 @@ STARTS = {
 }
 
 
+ONLY_IN_SWEEP = ("no home", "in a debugger", "optimised")
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "package").mkdir()
@@ -68,7 +72,14 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "start",
+    [
+        (only_in_sweep if name in ONLY_IN_SWEEP else pytest.param)(start, id=name)
+        for name, start in STARTS.items()
+    ],
+)
 def test_a_script_runs_however_it_is_started(start: Start, directory: Path) -> None:
     variables = {**os.environ, **start.environment}
     run = subprocess.run(

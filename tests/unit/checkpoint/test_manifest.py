@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sweeps import examples
 
 from polytrain.checkpoint.manifest import (
     FORMAT,
@@ -150,7 +151,8 @@ edits = st.one_of(
 )
 
 
-@settings(max_examples=2000)
+@pytest.mark.sweep
+@settings(max_examples=examples(2000, in_test=400))
 @given(edit=edits)
 def test_a_change_of_one_character_is_noticed_or_means_the_same(
     edit: tuple[str, int, str],

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.sweeps import examples
 from tests.unit.record.lines import write_transition
 
 from polytrain.events.attempt import AgentsPlaced, Reported
@@ -230,5 +232,7 @@ class Run(RuleBasedStateMachine):
         assert len(steps) >= known.committed
 
 
-TestRun = Run.TestCase
-TestRun.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRun = pytest.mark.sweep(Run.TestCase)
+TestRun.settings = settings(
+    max_examples=examples(200, in_test=50), stateful_step_count=40, deadline=None
+)

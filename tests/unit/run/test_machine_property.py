@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sweeps import examples
 from tests.unit.run.test_machine_drawing import WAYS
 
 from polytrain.errors import Failure, FailureKind
@@ -241,7 +242,8 @@ drains = st.lists(
 sizes = st.integers(1, MOST)
 
 
-@settings(max_examples=500)
+@pytest.mark.sweep
+@settings(max_examples=examples(500, in_test=200))
 @given(
     world_size=sizes,
     later_sizes=st.lists(sizes, max_size=4),

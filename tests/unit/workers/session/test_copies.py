@@ -342,7 +342,7 @@ def test_the_first_copy_leaves_the_directory_in_which_another_rank_makes_its_own
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "several"])
-@pytest.mark.parametrize("kills", [30, only_in_sweep(1000)])
+@pytest.mark.parametrize("kills", [10, only_in_sweep(1000)])
 def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int, is_alone: bool) -> None:
     """A process that copies without end is killed within a copy, or at any moment."""
     random = Random(0)
