@@ -20,7 +20,7 @@ NODES = {
 }
 
 
-# As Ray places a bundle: see the test in tests/e2e/test_labels.py.
+# As Ray places a bundle: see the test in tests/e2e/test_nodes.py.
 @pytest.mark.parametrize(
     ("selector", "nodes"),
     [
