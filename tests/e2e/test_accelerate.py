@@ -322,15 +322,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit_with_library(run, train_on_each_row_once, {"place": "", "step": 0, "rank": 1})
 
 
-# In `make test`, with half of the gradients of a step and with all of them. Places are torch's own:
-# `test_survivors` has them.
+# In `make test`, with gradients that are accumulated. Places are torch's own: `test_survivors` has
+# them.
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "rank"),
     [
         only_in_sweep("forward", 7, 1),
         ("backward", 16, 0),
-        ("step", 11, 1),
+        only_in_sweep("step", 11, 1),
         only_in_sweep("step", 36, 0),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import HUGGING_FACE
+from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, Result, RunConfig, TrainingFailedError
 
@@ -179,23 +180,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Res
     return made
 
 
+# In `make test`, each kind of loader once. `test_accelerate` accumulates gradients too.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "place", "step", "rank"),
     [
         # Within an epoch, in its first and in its last step, and between two.
-        ("plain", "forward", 9, 1),
+        only_in_sweep("plain", "forward", 9, 1),
         ("plain", "backward", STEPS + 1, 0),
-        ("plain", "forward", 2 * STEPS, 1),
-        ("seedable", "step", STEPS, 0),
+        only_in_sweep("plain", "forward", 2 * STEPS, 1),
+        only_in_sweep("seedable", "step", STEPS, 0),
         ("processes", "backward", 8, 1),
-        ("processes", "forward", STEPS + 1, 1),
+        only_in_sweep("processes", "forward", STEPS + 1, 1),
         ("dispatched", "forward", 9, 0),
-        ("split", "forward", 15, 1),
-        ("accumulated", "backward", 10, 0),
+        only_in_sweep("split", "forward", 15, 1),
+        only_in_sweep("accumulated", "backward", 10, 0),
         ("looking twice", "forward", 4, 1),
-        ("looking in each epoch", "forward", 9, 1),
-        ("holding", "forward", 9, 0),
-        ("passing", "forward", 4, 1),
+        only_in_sweep("looking in each epoch", "forward", 9, 1),
+        only_in_sweep("holding", "forward", 9, 0),
+        only_in_sweep("passing", "forward", 4, 1),
     ],
 )
 def test_no_step_is_repeated(
@@ -226,7 +229,8 @@ def test_a_script_that_skips_batches_itself_skips_no_others(
     assert killed.return_values == undisturbed("reporting").return_values
 
 
-@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.sweep
+@pytest.mark.parametrize("skips", [False, only_in_sweep(True)])
 def test_a_report_within_an_epoch_has_the_place(
     quiet: RunConfig, undisturbed: Callable[[str], Result], skips: bool
 ) -> None:
@@ -247,7 +251,8 @@ def test_a_look_at_the_first_batch_leaves_the_place(
     assert killed.return_values == undisturbed("looking").return_values
 
 
-@pytest.mark.parametrize("nests", ["accuracy", "pairs"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("nests", ["accuracy", only_in_sweep("pairs")])
 def test_an_epoch_begins_again_whose_loop_has_another_one_within_it(
     quiet: RunConfig, nests: str
 ) -> None:
@@ -268,9 +273,16 @@ def test_a_report_in_the_first_step_of_two_loops_at_once_leaves_out_no_batch(
     assert len(killed.return_values[0][0]) == 1 + 3 * STEPS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("reporting", 4), ("reporting", 3), ("reporting", 2), ("dispatched", 4), ("dispatched", 5)],
+    [
+        only_in_sweep("reporting", 4),
+        ("reporting", 3),
+        only_in_sweep("reporting", 2),
+        only_in_sweep("dispatched", 4),
+        ("dispatched", 5),
+    ],
 )
 def test_other_workers_get_the_rows_that_are_left(
     quiet: RunConfig, undisturbed: Callable[[str], Result], kind: str, size: int

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, Result, RunConfig, TrainingFailedError
 
@@ -91,10 +92,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit(RunConfig(storage_path=tmp_path_factory.mktemp("calm"), progress=False), None)
 
 
-WITHIN_A_COMMIT = [(0, "write_state"), (1, "save")]
+WITHIN_A_COMMIT = [(0, "write_state"), only_in_sweep(1, "save")]
 """A rank, and what it dies after: rank 0 writes the files, and all ranks report afterwards."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("rank", "dies_after"), WITHIN_A_COMMIT)
 def test_a_commit_that_has_returned_is_there(
     quiet: RunConfig, undisturbed: Result, rank: int, dies_after: str
@@ -106,7 +108,8 @@ def test_a_commit_that_has_returned_is_there(
     assert equal(result.load_model(), undisturbed.load_model())
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 3])
 def test_other_workers_begin_with_it_too(quiet: RunConfig, workers: int) -> None:
     with pytest.raises(TrainingFailedError):
         fit(quiet, 0, "write_state", name="run", failure_config=FailureConfig(max_failures=0))

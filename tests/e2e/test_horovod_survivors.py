@@ -8,6 +8,7 @@ import pytest
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import Result, RunConfig
 
@@ -82,8 +83,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit(RunConfig(storage_path=tmp_path_factory.mktemp("undisturbed"), progress=False))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("place", "step", "rank"), [("forward", 3, 1), ("begin", 4, 0), ("backward", 8, 0)]
+    ("place", "step", "rank"),
+    [only_in_sweep("forward", 3, 1), only_in_sweep("begin", 4, 0), ("backward", 8, 0)],
 )
 def test_no_step_is_repeated(
     quiet: RunConfig, undisturbed: Result, place: str, step: int, rank: int

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e import torch_runs
+from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, RunConfig
 
@@ -183,7 +184,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Scalars
     return lightnings_logs(run, directory / "output", [], EVERY_4_STEPS)
 
 
-@pytest.mark.parametrize("saves", [EVERY_4_STEPS, AFTER_EPOCHS, AFTER_VALIDATION])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "saves", [EVERY_4_STEPS, only_in_sweep(AFTER_EPOCHS), only_in_sweep(AFTER_VALIDATION)]
+)
 def test_lightnings_loggers_keep_one_version(
     quiet: RunConfig, tmp_path: Path, undisturbed: tuple[Rows, Scalars], saves: dict[str, Any]
 ) -> None:

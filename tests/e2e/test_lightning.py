@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     CheckpointConfig,
@@ -116,7 +117,9 @@ def weights(result: Result) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+# In `make test` each who writes once, over all front ends: `test_torch_rank_states` has the rest.
+@pytest.mark.sweep
+@pytest.mark.parametrize("written_by", ["rank_0", only_in_sweep("every_rank")])
 def test_a_killed_run_ends_in_the_same_weights(
     quiet: RunConfig, tmp_path: Path, written_by: Any
 ) -> None:
@@ -131,6 +134,8 @@ def test_a_killed_run_ends_in_the_same_weights(
     assert steps == [4, 6, 8, 12, 12, 16, 18]
 
 
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
 def test_loaders_that_are_made_anew_go_on_in_the_middle_too(
     quiet: RunConfig, tmp_path: Path
 ) -> None:
@@ -141,7 +146,9 @@ def test_loaders_that_are_made_anew_go_on_in_the_middle_too(
     assert equal(weights(killed), weights(undisturbed))
 
 
-@pytest.mark.parametrize("reloads_every", [0, 2])
+# `test_lightning_survivors` has such a schedule without loaders that are reloaded.
+@pytest.mark.sweep
+@pytest.mark.parametrize("reloads_every", [only_in_sweep(0), 2])
 def test_a_schedule_over_all_steps_goes_on_in_the_middle(
     quiet: RunConfig, tmp_path: Path, reloads_every: int
 ) -> None:
@@ -165,7 +172,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "validation within" else only_in_sweep(name, id=name) for name in ENDS],
+)
 def test_an_epoch_that_a_checkpoint_ends_is_followed_by_the_next(
     quiet: RunConfig, tmp_path: Path, name: str
 ) -> None:
@@ -182,7 +193,11 @@ def test_an_epoch_that_a_checkpoint_ends_is_followed_by_the_next(
     assert equal(weights(killed), weights(undisturbed))
 
 
-@pytest.mark.parametrize(("before", "after", "batches"), [(2, 1, 4 + 12 + 12), (1, 2, 4 + 6 + 6)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("before", "after", "batches"),
+    [only_in_sweep(2, 1, 4 + 12 + 12), (1, 2, 4 + 6 + 6)],
+)
 def test_another_number_of_workers_goes_on_in_the_middle(
     quiet: RunConfig, tmp_path: Path, before: int, after: int, batches: int
 ) -> None:
@@ -241,7 +256,10 @@ def finds_its_best_model_early(config: dict[str, Any]) -> Any:
     return names, score, trainer.test(model, loader, ckpt_path="best", verbose=False)
 
 
-@pytest.mark.parametrize(("keeps_best", "moves_to"), [(True, ""), (True, "2"), (False, "")])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("keeps_best", "moves_to"), [only_in_sweep(True, ""), (True, "2"), (False, "")]
+)
 def test_the_best_models_are_taken_from_the_runs_checkpoints(
     quiet: RunConfig,
     tmp_path: Path,

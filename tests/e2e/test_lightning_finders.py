@@ -104,8 +104,11 @@ def trained(quiet: RunConfig, output: Path, what: str, *, dies: bool) -> Result:
 @pytest.mark.parametrize(
     "what",
     [
-        *("LearningRateFinder", "lr_find"),
-        *(only_in_sweep(what, id=what) for what in ("BatchSizeFinder", "scale_batch_size")),
+        "LearningRateFinder",
+        *(
+            only_in_sweep(what, id=what)
+            for what in ("lr_find", "BatchSizeFinder", "scale_batch_size")
+        ),
     ],
 )
 def test_a_killed_run_ends_with_what_was_found_and_the_same_weights(

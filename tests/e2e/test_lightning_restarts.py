@@ -15,6 +15,7 @@ import torch
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, Result, RunConfig
 
@@ -211,8 +212,14 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 """At which batches the workers die, and what a run has beside the above."""
 
+IN_TEST = ("validates in every other epoch", "ends epochs itself", "lowers its rate by steps")
+"""Those of `make test`: a validation that comes late, an epoch that ends early, a rate by steps."""
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case", [case if case in IN_TEST else only_in_sweep(case, id=case) for case in CASES]
+)
 def test_restarts_report_what_a_run_without_them_reports(
     quiet: RunConfig, tmp_path: Path, case: str
 ) -> None:
@@ -234,7 +241,11 @@ BEFORE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 """Cases whose workers die in a validation, after the checkpoint of the step before it."""
 
 
-@pytest.mark.parametrize("case", BEFORE)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case",
+    [case if case.startswith("validates") else only_in_sweep(case, id=case) for case in BEFORE],
+)
 def test_a_validation_that_is_lost_is_made_up_for(
     quiet: RunConfig, tmp_path: Path, case: str
 ) -> None:
@@ -278,7 +289,11 @@ STOPPED: dict[str, tuple[int, dict[str, Any]]] = {
 """At which batch a training stops early, and what stops it."""
 
 
-@pytest.mark.parametrize("case", STOPPED)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case",
+    [case if "within" in case else only_in_sweep(case, id=case) for case in STOPPED],
+)
 def test_a_restart_after_an_early_stop_trains_no_further(
     quiet: RunConfig, tmp_path: Path, case: str
 ) -> None:

@@ -191,7 +191,7 @@ IN_OTHER_TESTS = {
 
 IN_EACH_FLAG = {"EarlyStopping", "ModelCheckpoint"}
 
-IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
+IN_TEST = ("callbacks(EMAWeightAveraging)",)
 """Flags that `make test` tries too."""
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig, TrainingFailedError
 
@@ -144,13 +145,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Res
     return run
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("memory", "step", "ranks", "again", "written_by"),
     [
-        (1, 4, (1,), 1, "every_rank"),
+        only_in_sweep(1, 4, (1,), 1, "every_rank"),
         (3, 9, (0,), 3, "every_rank"),
         (2, 14, (0, 1), 2, "every_rank"),
-        (2, 8, (1,), 2, "rank_0"),
+        only_in_sweep(2, 8, (1,), 2, "rank_0"),
         ("auto", 5, (1,), 2, "every_rank"),
     ],
 )
@@ -191,7 +193,8 @@ def test_a_copy_that_one_rank_can_not_make_leaves_the_one_before_to_all(
     assert "No space left on device" in logged
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 3])
 def test_another_number_of_workers_resumes_from_copies(
     quiet: RunConfig, tmp_path: Path, workers: int
 ) -> None:
@@ -243,7 +246,8 @@ def report_after_the_loop(config: dict[str, Any]) -> None:
         state.report({"loss": loss}, epoch=epoch + 1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 2])
 def test_a_loss_after_the_last_batch_of_an_epoch_repeats_what_the_report_needs(
     quiet: RunConfig, workers: int
 ) -> None:

@@ -146,9 +146,14 @@ def in_ray(*tables: Any) -> Any:
     return ray.data.from_arrow([*tables])  # type: ignore[no-untyped-call]
 
 
+# `core/test_ray_stream` has rows of Ray's in `make test`.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "source",
-    ["pandas", "arrow", "numpy", "parquet", "csv", pytest.param("ray", marks=pytest.mark.on_ray)],
+    [
+        *("pandas", "arrow", "numpy", "parquet", "csv"),
+        pytest.param("ray", marks=[pytest.mark.on_ray, pytest.mark.only_in_sweep]),
+    ],
 )
 def test_every_row_is_on_one_rank(
     quiet: RunConfig,

@@ -16,6 +16,7 @@ import pytest
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig, TrainingFailedError
 
@@ -225,13 +226,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit(run, changes=ALONE | {"checkpoint_config": CheckpointConfig()})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "again", "config"),
     [
-        ("forward", 3, 0, {}),
+        only_in_sweep("forward", 3, 0, {}),
         ("step", 8, 1, {}),
-        ("report", 10, 0, {}),
-        ("optimizer", 17, 0, {}),
+        only_in_sweep("report", 10, 0, {}),
+        only_in_sweep("optimizer", 17, 0, {}),
         ("begin", 27, 0, {"raises": True}),
     ],
 )
@@ -257,8 +259,10 @@ def test_a_worker_without_peers_continues_from_its_copy(
 COPIED = {"checkpoint_config": CheckpointConfig(memory=1)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("place", "step", "again"), [("forward", 3, 0), ("begin", 8, 0), ("optimizer", 14, 0)]
+    ("place", "step", "again"),
+    [only_in_sweep("forward", 3, 0), only_in_sweep("begin", 8, 0), ("optimizer", 14, 0)],
 )
 def test_if_all_ranks_are_lost_at_once_they_continue_from_their_copies(
     quiet: RunConfig, undisturbed: Result, tmp_path: Path, place: str, step: int, again: int

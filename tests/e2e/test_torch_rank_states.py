@@ -120,7 +120,7 @@ FSDP = {"strategy": "fsdp"}
 @pytest.mark.parametrize(
     ("model", "written_by"),
     [
-        pytest.param({}, "rank_0", id="ddp, rank 0"),
+        only_in_sweep({}, "rank_0", id="ddp, rank 0"),
         pytest.param(UNSENT, "every_rank", id="unsent buffers, every rank"),
         pytest.param(FSDP, None, id="fsdp"),
         only_in_sweep({}, "every_rank", id="ddp, every rank"),
@@ -184,7 +184,7 @@ def train_locally(config: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        pytest.param({"parts": ["counter"]}, "counter: each of the 2 workers", id="part"),
+        only_in_sweep({"parts": ["counter"]}, "counter: each of the 2 workers", id="part"),
         pytest.param({"parts": [], "counts_rows": True}, "progress 'rows': each", id="progress"),
         pytest.param({"parts": ["model"], **UNSENT}, "model: each", id="unsent buffers"),
         only_in_sweep({"parts": ["model", "shared_optimizer"], **FSDP}, "model: each", id="fsdp"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     CheckpointConfig,
@@ -79,7 +80,14 @@ def weights(result: Result) -> dict[str, torch.Tensor]:
 EVERY_RANK = CheckpointConfig(written_by="every_rank")
 
 
-@pytest.mark.parametrize("config", [EVERY_RANK, CheckpointConfig()], ids=["every rank", "rank 0"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(EVERY_RANK, id="every rank"),
+        only_in_sweep(CheckpointConfig(), id="rank 0"),
+    ],
+)
 def test_a_killed_sharded_run_ends_in_the_same_weights(
     quiet: RunConfig, config: CheckpointConfig
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     FailureConfig,
@@ -98,7 +99,8 @@ def scales_and_restores() -> None:
     polytrain.report({"scale": scaler.get_scale(), "step": done["step"]})
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 2])
 def test_a_compiled_model_and_a_scaler_go_on(quiet: RunConfig, workers: int) -> None:
     config = dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1))
     assert fit(config, scales_and_restores, workers) == {"scale": 4.0, "step": 1}

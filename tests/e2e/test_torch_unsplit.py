@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.torch_runs import fit
+from tests.sweeps import only_in_sweep
 
 from polytrain import RunConfig
 
@@ -64,7 +65,8 @@ def validates_on_rank_0(config: dict[str, Any]) -> None:
     Path(config["output"], f"{rank}-{attempt}.json").write_text(json.dumps(rows))
 
 
-@pytest.mark.parametrize("seed", ["none", "everything", "by rank"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [only_in_sweep("none"), "everything", "by rank"])
 def test_each_rank_has_its_own_rows_and_places(quiet: RunConfig, tmp_path: Path, seed: str) -> None:
     config = {"output": str(tmp_path), "seed": seed}
     assert fit(quiet, validates_on_rank_0, config).restarts == 1

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import HUGGING_FACE, equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     CheckpointConfig,
@@ -107,7 +108,9 @@ def weights(result: Result) -> dict[str, torch.Tensor]:
     return load_file(Path(result.checkpoint.path, "model.safetensors"))
 
 
-@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+# In `make test` each who writes once, over all front ends: `test_torch_rank_states` has the rest.
+@pytest.mark.sweep
+@pytest.mark.parametrize("written_by", ["rank_0", only_in_sweep("every_rank")])
 def test_a_killed_run_ends_in_the_same_weights(
     quiet: RunConfig, tmp_path: Path, written_by: Any
 ) -> None:
@@ -179,7 +182,8 @@ def finds_its_best_model_early(config: dict[str, Any]) -> Any:
     return trainer.state.best_global_step, float(trainer.model.weight)
 
 
-@pytest.mark.parametrize("keeps_best", [True, False])
+@pytest.mark.sweep
+@pytest.mark.parametrize("keeps_best", [True, only_in_sweep(False)])
 def test_the_best_model_is_taken_from_the_runs_checkpoints(
     quiet: RunConfig, tmp_path: Path, keeps_best: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,7 +143,7 @@ def rows(result: Result, *, first_step: int, steps: int) -> list[int]:
         pytest.param(
             5, 4, 0, {"gradient_accumulation_steps": 2}, id="accumulating", marks=in_sweep
         ),
-        pytest.param(6, 6, 0, {"save_strategy": "epoch"}, id="behind an epoch"),
+        pytest.param(6, 6, 0, {"save_strategy": "epoch"}, id="behind an epoch", marks=in_sweep),
     ],
 )
 def test_every_row_comes_once_in_each_epoch_over_a_kill(

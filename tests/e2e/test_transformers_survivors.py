@@ -177,20 +177,20 @@ def undisturbed(
     return fit(RunConfig(storage_path=there / "runs", progress=False), there / "output")
 
 
-# In `make test`, one of each wait of the rank that is left: for gradients, the next step, an
-# evaluation, a report and a file.
+# In `make test`, the waits of the rank that is left that are not those of plain torch: for an
+# evaluation, a report and a file. `test_survivors` has those for gradients and for the next step.
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "rank"),
     [
         only_in_sweep("forward", 3, 1),
-        ("backward", 4, 0),
-        ("optimizer", 2, 1),
+        only_in_sweep("backward", 4, 0),
+        only_in_sweep("optimizer", 2, 1),
         only_in_sweep("step", 6, 1),
         # The trainer has counted the step by then.
         ("evaluation", 5, 0),
         # The other rank has ended its evaluation, and begins the next step.
-        ("evaluated", 5, 1),
+        only_in_sweep("evaluated", 5, 1),
         only_in_sweep("evaluated", 5, 0),
         ("report", 4, 0),
         only_in_sweep("epoch", 7, 1),
@@ -234,7 +234,7 @@ STOPS = {"load_best_model_at_end": True, "save_steps": 4}
         # Evaluated, and saved, at the end of an epoch.
         only_in_sweep("evaluation", 7, {"arguments": EPOCHS}),
         # The evaluation after the eighth step stops the training.
-        ("evaluation", 9, {"arguments": STOPS, "stops": [1]}),
+        only_in_sweep("evaluation", 9, {"arguments": STOPS, "stops": [1]}),
         # The second of two evaluations without progress comes after the restart.
         ("backward", 10, {"arguments": {**STOPS, "num_train_epochs": 3}, "stops": [2]}),
         # Each rank has its own statistics.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.journals import journal
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     FailureConfig,
@@ -219,12 +220,13 @@ def fit_epochs(path: Path, workers: int, **config: Any) -> Result:
     ).fit()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("workers", "rank", "place", "step", "sockets"),
     [
-        (2, 1, "begin", 3, False),
-        (3, 0, "backward", 4, False),
-        (4, 2, "step", BATCHES, False),
+        only_in_sweep(2, 1, "begin", 3, False),
+        only_in_sweep(3, 0, "backward", 4, False),
+        only_in_sweep(4, 2, "step", BATCHES, False),
         (3, 0, "step", BATCHES + 3, False),
         (4, 1, "within backward", 4, True),
     ],
@@ -424,7 +426,8 @@ def test_a_schedule_by_one_micro_batchs_loss_is_named_on_one_worker(
     assert len(named) == (by in ("tensor", "number"))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 2])
 def test_what_the_loop_changes_in_the_training_state_is_told(tmp_path: Path, workers: int) -> None:
     result = fit(tmp_path, workers, function=changes_parts_in_the_loop)
     assert sorted(result.why_not_exact) == [

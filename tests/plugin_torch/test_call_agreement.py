@@ -50,7 +50,7 @@ def does(rank_0: str, rank_1: str) -> Callable[[], None]:
     [
         only_in_sweep("prepares", "prepares a model", "prepare_model"),
         ("prepares", "iterates", "the loop over a prepared data loader"),
-        ("prepares", "trains", "averages gradients"),
+        only_in_sweep("prepares", "trains", "averages gradients"),
         only_in_sweep("prepares", "saves", "TrainingState.save"),
         ("prepares", "sums", "is in torch.distributed.all_reduce"),
         only_in_sweep("prepares", "waits", "is in torch.distributed.barrier"),

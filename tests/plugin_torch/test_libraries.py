@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 LIBRARIES = ["lightning", "transformers", "accelerate", "deepspeed", "keras"]
 
@@ -38,7 +39,8 @@ def test_each_is_reported_with_its_command_and_the_plugin_needs_none() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", ["lightning", "lightning.parts"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("module", [only_in_sweep("lightning"), "lightning.parts"])
 def test_an_unsafe_lightning_is_refused_before_its_code_runs(tmp_path: Path, module: str) -> None:
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "__init__.py").write_text("print('its code has run')")

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from tests.sweeps import only_in_sweep
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -57,14 +58,15 @@ def of_loader_with_a_sampler() -> Any:
     return prepare_data_loader(DataLoader(data, batch_size=2, sampler=sampler))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model", "batches", "warns"),
     [
-        (tensor_parallel, of_shard, True),
+        only_in_sweep(tensor_parallel, of_shard, True),
         (on_two_dimensions, of_shard, True),
-        (tensor_parallel, of_loader, True),
+        only_in_sweep(tensor_parallel, of_loader, True),
         (tensor_parallel, of_loader_with_a_sampler, False),
-        (sharded, of_shard, False),
+        only_in_sweep(sharded, of_shard, False),
         (replicas_of_shards, of_loader, False),
     ],
 )
