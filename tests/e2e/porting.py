@@ -54,6 +54,11 @@ def printed(directory: Path, command: Sequence[str]) -> dict[str, float]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return numbers_in(done.stdout)
+
+
+def numbers_in(output: str) -> dict[str, float]:
+    """Return the numbers that are printed as `name number`."""
     # Output of workers begins with their rank in parentheses.
-    numbers = re.findall(r"^(?:\(rank \d+\) )?([a-z]+) (-?\d\S*)$", done.stdout, flags=re.MULTILINE)
+    numbers = re.findall(r"^(?:\(rank \d+\) )?([a-z]+) (-?\d\S*)$", output, flags=re.MULTILINE)
     return {name: float(number) for name, number in numbers}

@@ -1,17 +1,19 @@
 """The pages about porting: what a diff shows runs before under its origin, and after on polytrain.
 
-Both give the same numbers.
+All give the same numbers.
 """
 
 from __future__ import annotations
 
+import runpy
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.e2e.porting import diffs_of, files_of, printed
+from tests.e2e.porting import diffs_of, files_of, numbers_in, printed
+from tests.e2e.torch_runs import HUGGING_FACE, libraries_in_zygotes
 from torch.utils.data.distributed import DistributedSampler
 
 TORCHRUN = (
@@ -19,39 +21,102 @@ TORCHRUN = (
     str(Path(__file__).with_name("script_without_teardown.py")),
 )
 
+ORIGINS = {
+    "torchrun": (*TORCHRUN, "train.py", "--epochs=3"),
+    # On CPUs `accelerate launch` starts one process only, without MPI.
+    "accelerate": (*TORCHRUN, "train.py"),
+    "lightning": ("train.py",),
+}
+"""By page, how its script is run where it comes from."""
 
-def test_a_script_of_torchrun_runs_unchanged_and_as_a_function(tmp_path: Path) -> None:
-    files = files_of("torchrun.md")
-    before, after = diffs_of("torchrun.md")["train.py"]
+LIBRARIES = {"torchrun": (), "accelerate": HUGGING_FACE, "lightning": ("lightning",)}
+"""By page, what is imported before its workers are forked."""
+
+EPOCHS = {"torchrun": 3, "accelerate": 2, "lightning": 2}
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a page's files are; also the home, where runs are stored by default."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.mark.parametrize("page", ORIGINS)
+def test_a_script_runs_unchanged_and_as_the_diff_changes_it(
+    capfd: pytest.CaptureFixture[str], page: str
+) -> None:
+    """What it prints is what one process prints that trains on the rows of both ranks."""
+    files = files_of(f"{page}.md")
+    before, after = diffs_of(f"{page}.md")["train.py"]
     assert before == files["train.py"]
     for name, text in (*files.items(), ("ported.py", after)):
-        (tmp_path / name).write_text(text)
-    expected = printed(tmp_path, [*TORCHRUN, "train.py", "--epochs=3"])
+        Path(name).write_text(text)
+    expected = printed_by_one_process(EPOCHS[page])
+    assert expected["loss"] < 0.01
+    with libraries_in_zygotes(*LIBRARIES[page]):
+        assert printed_here("launch.py", capfd) == pytest.approx(expected, rel=UNCHANGED[page])
+        assert printed_here("ported.py", capfd) == pytest.approx(expected, rel=1e-3)
+
+
+UNCHANGED = {"torchrun": 1e-4, "accelerate": 1e-4, "lightning": 0.2}
+"""Lightning shuffles the rows of a script that runs unchanged; polytrain keeps a loader's order."""
+
+
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
+@pytest.mark.parametrize("page", ORIGINS)
+def test_a_script_prints_where_it_comes_from_what_it_prints_unchanged(
+    tmp_path: Path, page: str
+) -> None:
+    for name, text in files_of(f"{page}.md").items():
+        Path(name).write_text(text)
+    expected = printed(tmp_path, ORIGINS[page])
     assert expected["loss"] < 0.01
     assert printed(tmp_path, ["launch.py"]) == pytest.approx(expected, rel=1e-5)
-    assert printed(tmp_path, ["ported.py"]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_script_of_horovod_runs_after_a_change_of_its_import(tmp_path: Path) -> None:
+def test_a_script_of_horovod_runs_after_a_change_of_its_import(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Horovod isn't installed; its numbers are those of one process, which averages itself."""
     before, after = diffs_of("horovod.md")["train.py"]
     assert before.replace("horovod.torch", "polytrain_torch.horovod") == after
-    (tmp_path / "train.py").write_text(after)
-    (tmp_path / "launch.py").write_text(files_of("horovod.md")["launch.py"])
-    assert printed(tmp_path, ["launch.py"]) == pytest.approx(printed_by_one_process(), rel=1e-4)
+    Path("train.py").write_text(after)
+    Path("launch.py").write_text(files_of("horovod.md")["launch.py"])
+    expected = printed_by_one_process(3, shuffle=True, momentum=0.5)
+    assert printed_here("launch.py", capfd) == pytest.approx(expected, rel=1e-4)
 
 
-def printed_by_one_process() -> dict[str, float]:
-    """What two ranks of Horovod print, of the same rows in the same order."""
+def printed_here(file: str, capfd: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """Run a driver's file in this process, whose workers needn't import everything again."""
+    capfd.readouterr()
+    runpy.run_path(file, run_name="__main__")
+    return numbers_in(capfd.readouterr().out)
+
+
+def printed_by_one_process(
+    epochs: int, *, shuffle: bool = False, momentum: float = 0.0
+) -> dict[str, float]:
+    """What two ranks of the pages' scripts print, of the same rows in the same order."""
     torch.manual_seed(0)
-    x = torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
+    if shuffle:
+        x = torch.randn(256, 3, generator=torch.Generator().manual_seed(0))
+    else:
+        x = torch.randn(256, 3)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
     model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    for epoch in range(3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    for epoch in range(epochs):
         ranks = []
         for rank in range(2):
-            sampler = DistributedSampler(x, num_replicas=2, rank=rank)  # type: ignore[arg-type]
+            sampler = DistributedSampler(  # type: ignore[var-annotated]
+                x,  # type: ignore[arg-type]
+                num_replicas=2,
+                rank=rank,
+                shuffle=shuffle,
+            )
             sampler.set_epoch(epoch)
             ranks.append([*sampler])
         for begin in range(0, 128, 16):
@@ -62,43 +127,17 @@ def printed_by_one_process() -> dict[str, float]:
     return {"loss": torch.nn.functional.mse_loss(model(x), y).item()}
 
 
-def test_a_script_of_lightning(tmp_path: Path) -> None:
-    """Lightning shuffles the rows; polytrain keeps the loader's order."""
-    check_before_and_after("lightning.md", tmp_path, "train.py", ported_rel=0.2)
-
-
-def test_a_script_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs `accelerate launch` starts one process only, without MPI."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    check_before_and_after("accelerate.md", tmp_path, *TORCHRUN, "train.py")
-
-
-def check_before_and_after(
-    page: str, directory: Path, *command: str, ported_rel: float = 1e-3
-) -> None:
-    """Run a page's script under its origin, unchanged on polytrain, and as the diff changes it."""
-    files = files_of(page)
-    before, after = diffs_of(page)["train.py"]
-    assert before == files["train.py"]
-    for name, text in (*files.items(), ("ported.py", after)):
-        (directory / name).write_text(text)
-    expected = printed(directory, command)
-    assert expected["loss"] < 0.01
-    assert printed(directory, ["launch.py"]) == pytest.approx(expected, rel=1e-5)
-    assert printed(directory, ["ported.py"]) == pytest.approx(expected, rel=ported_rel)
-
-
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
-def test_a_script_of_dask(tmp_path: Path, library: str) -> None:
+def test_a_script_of_dask(tmp_path: Path, capfd: pytest.CaptureFixture[str], library: str) -> None:
     """Its model isn't the same: with Dask, bins depend on the partitions."""
     script = f"train_{library}.py"
     before, after = diffs_of("porting.md")[script]
-    (tmp_path / "ported.py").write_text(after)
-    ported = printed(tmp_path, ["ported.py"])["rmse"]
+    Path("ported.py").write_text(after)
+    ported = printed_here("ported.py", capfd)["rmse"]
     assert ported == pytest.approx(ONE_PROCESS[library](), rel=0.02)
     # A yardstick, which is installed only for benchmarks.
     if find_spec("distributed"):
-        (tmp_path / script).write_text(before)
+        Path(script).write_text(before)
         assert printed(tmp_path, [script])["rmse"] == pytest.approx(ported, rel=0.1)
 
 
