@@ -41,16 +41,8 @@ install: $(VENV)/.stamp-install ## a virtual environment with all members, frame
 demo: install ## the shortest complete run
 	@$(BIN)/python examples/demo.py
 
-# $(1): where the tools are. All of them have their say.
-define check_code
-status=0; \
-for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy "zizmor --offline --quiet .github"; do \
-	$(1)/$$check || status=1; \
-done
-endef
-
 lint: $(LINT)/.stamp-install ## style, import contracts, types, workflows; needs no framework
-	@$(call check_code,$(LINT)/bin); exit $$status
+	@status=0; while read -r check; do $(LINT)/bin/$$check < /dev/null || status=1; done < .ci/checks; exit $$status
 
 fix: $(LINT)/.stamp-install ## format, and repair what can be repaired
 	@$(LINT)/bin/ruff check --fix; status=$$?; $(LINT)/bin/ruff format; exit $$status
@@ -58,14 +50,12 @@ fix: $(LINT)/.stamp-install ## format, and repair what can be repaired
 unit: $(UNIT)/.stamp-install ## the tests that need neither Ray nor a framework
 	@POLYTRAIN_REQUIRED_BACKENDS= $(UNIT)/bin/pytest tests/unit -n $(JOBS) --dist worksteal $(ARGS)
 
-# The tests run whatever lint says: one run tells everything, and pytest has the last line. If one of
-# its processes dies, the run ends: the tests that were left to it would never be handed out. It ends
-# itself after 75 minutes, and says what failed and what was slow: whoever kills it learns nothing.
-test: install ## lint, then every test (ARGS="-k name" to choose)
-	@$(call check_code,$(BIN)); \
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
-		--session-timeout=4500 --durations=20 $(ARGS) || exit $$?; \
-	exit $$status
+# Lint is among the tests: one run tells everything. If one of pytest's processes dies, the run ends:
+# the tests that were left to it would never be handed out. It ends itself after 75 minutes, and says
+# what failed and what was slow: whoever kills it learns nothing.
+test: install ## lint and every test (ARGS="-k name" to choose)
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+		--session-timeout=4500 --durations=20 $(ARGS)
 
 # $(1): the environment, $(2): the tests besides those that both have. Of these all cases run.
 define test_versions

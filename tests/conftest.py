@@ -30,8 +30,8 @@ settings.load_profile("polytrain")
 
 REQUIRED = "POLYTRAIN_REQUIRED_BACKENDS"
 
-LONGEST_FIRST = ("e2e", "conformance", "plugin_torch", "core")
-"""Folders of real runs: at the end of a test run, short tests keep all processes busy."""
+LONGEST_FIRST = ("e2e", "conformance", "plugin_torch", "core", "architecture")
+"""Folders of long tests: at the end of a test run, short ones keep all processes busy."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
