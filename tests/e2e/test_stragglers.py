@@ -29,7 +29,7 @@ WORK_S = 0.02
 """Of CPU time: what a step takes."""
 
 STEPS = 12
-MEETING, HELD_UP, SECOND_MEETING = 2, 4, 9
+MEETING, HELD_UP, SECOND_MEETING, HELD_UP_AGAIN = 2, 4, 9, 10
 """Steps at which the test looks at the agents, and at which a rank holds the other up."""
 
 
@@ -182,10 +182,19 @@ def test_whoever_ignores_stragglers_hears_nothing_of_them(
 
 
 @pytest.mark.on_ray
-def test_a_straggler_is_moved_and_nobody_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_straggler_is_moved_and_nobody_else_and_not_again_if_it_is_slow_there_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[int, int]] = []
+    take = StragglerDetector.take
+
+    def taken(pace: StragglerDetector, load: Load) -> list[Straggler]:
+        found = take(pace, load)
+        if found and pace.attempt == 1:
+            (tmp_path / "known-1").touch()
+        return found
+
+    monkeypatch.setattr(StragglerDetector, "take", taken)
 
     def meet(step: int, attempt: int) -> At:
         def look() -> None:
@@ -200,51 +209,23 @@ def test_a_straggler_is_moved_and_nobody_else(
         result = fit(
             moves,
             tmp_path,
-            {"directory": str(tmp_path), "slow": {0: HELD_UP}},
+            {"directory": str(tmp_path), "slow": {0: HELD_UP, 1: HELD_UP_AGAIN}},
             stragglers="replace",
             observers=(meet(MEETING, 0), meet(SECOND_MEETING, 1)),
         )
     before, after = seen
     assert before[0] == before[1] == after[0]
     assert after[1] != before[1]
-    [warning] = warnings_of(caplog)
-    assert warning.startswith("Rank 1 ")
-    assert "A standby replaces it" in warning
+    moved, stays = warnings_of(caplog)
+    assert moved.startswith("Rank 1 ")
+    assert "A standby replaces it" in moved
+    assert "It has been moved before" in stays
+    assert [line["attempt"] for line in journal(tmp_path / "run", "Straggler")] == [0, 1]
     assert (result.error, result.metrics) == (None, {"step": STEPS, "total": sum(range(STEPS))})
     # It went on from the very step that it was held up at; no failure was allowed, nor charged.
     launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
     assert launched == [0, HELD_UP]
     assert [report["step"] for report in result.history] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.on_ray
-def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = StragglerDetector.take
-
-    def taken(pace: StragglerDetector, load: Load) -> list[Straggler]:
-        found = take(pace, load)
-        if found and pace.attempt == 1:
-            (tmp_path / "known-1").touch()
-        return found
-
-    monkeypatch.setattr(StragglerDetector, "take", taken)
-    for step in (MEETING, SECOND_MEETING):
-        (tmp_path / f"seen-{step}").touch()
-    slow = {0: HELD_UP, 1: SECOND_MEETING}
-    with caplog.at_level(logging.WARNING):
-        result = fit(
-            moves, tmp_path, {"directory": str(tmp_path), "slow": slow}, stragglers="replace"
-        )
-    assert result.metrics == {"step": STEPS, "total": sum(range(STEPS))}
-    assert [line["attempt"] for line in journal(tmp_path / "run", "Straggler")] == [
-        0,
-        1,
-    ]
-    assert "It has been moved before" in warnings_of(caplog)[1]
-    launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
-    assert launched == [0, HELD_UP]
 
 
 def agent_of(page: Path) -> int:
