@@ -15,6 +15,9 @@ from polytrain.testing.processes import eventually
 
 Pair = tuple[Host, ...]
 
+only_the_sweep_has_this_fault = pytest.mark.only_in_sweep
+"""The runs to which it happens are in the sweep alone."""
+
 
 def test_attempts_to_connect_to_a_host_that_is_cut_off_vanish(two: Pair) -> None:
     a, b = two
@@ -46,6 +49,7 @@ def test_a_frozen_host_is_silent_until_it_is_thawed(two: Pair) -> None:
         assert talk.say() == "answer"
 
 
+@only_the_sweep_has_this_fault
 def test_control_groups_of_both_versions_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
     for root in freezer_roots():
         monkeypatch.setattr(testbed, "freezer_roots", lambda root=root: [root])
@@ -158,6 +162,7 @@ def test_the_directory_becomes_read_only_once_open_files_are_written(two: Pair) 
     assert "Read-only file system" in b.run("touch x", check=False).stderr
 
 
+@only_the_sweep_has_this_fault
 def test_a_slow_host_sends_and_gets_less(two: Pair) -> None:
     a, b = two
     data = 1_000_000
@@ -171,6 +176,7 @@ def test_a_slow_host_sends_and_gets_less(two: Pair) -> None:
         assert talk.say(data=data) == "answer"
 
 
+@only_the_sweep_has_this_fault
 def test_a_host_that_is_far_away_answers_late(two: Pair) -> None:
     a, b = two
     with serving(b), talking(a, b) as talk:
@@ -183,6 +189,7 @@ def test_a_host_that_is_far_away_answers_late(two: Pair) -> None:
         assert time.monotonic() - began >= 0.4
 
 
+@only_the_sweep_has_this_fault
 def test_a_clock_goes_wrong(two: Pair) -> None:
     a, b = two
     b.clock(+90)
@@ -193,6 +200,7 @@ def test_a_clock_goes_wrong(two: Pair) -> None:
     assert -30 < seconds_ahead(b, a) < 30
 
 
+@only_the_sweep_has_this_fault
 def test_a_clock_changes_while_a_program_runs(two: Pair) -> None:
     _, b = two
     b.clock(0)
@@ -212,6 +220,7 @@ def test_a_clock_changes_while_a_program_runs(two: Pair) -> None:
         program.kill()
 
 
+@only_the_sweep_has_this_fault
 def test_waits_are_as_long_as_they_were_with_another_clock(two: Pair) -> None:
     _, b = two
     b.clock(+3600)

@@ -158,6 +158,8 @@ IN_SWEEP = {
     "batch_norm_training",
     "collectives",
     "upload_modes",
+    # As does `test_validation`.
+    "validation",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.sweeps import only_in_sweep
 
 import polytrain as train
 
@@ -160,7 +161,8 @@ def keras_loop(config: dict[str, Any]) -> None:
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize("num_workers", [only_in_sweep(0), 2])
 def test_keras(tmp_path: Path, num_workers: int) -> None:
     result = train.tensorflow.TensorflowTrainer(
         keras_loop,
