@@ -31,11 +31,11 @@ def starts_processes(config: dict[str, Any]) -> None:
     torch.ones(200, 200) @ torch.ones(200, 200)
     results = {}
     for method in ("fork", "spawn", "forkserver"):
-        with multiprocessing.get_context(method).Pool(2) as pool:
+        with multiprocessing.get_context(method).Pool(1) as pool:
             results[method] = sum(pool.map(abs, [-1, -2, -3]))
     for method in ("fork", "spawn"):
         loader = DataLoader(
-            torch.arange(16.0), batch_size=4, num_workers=2, multiprocessing_context=method
+            torch.arange(16.0), batch_size=4, num_workers=1, multiprocessing_context=method
         )
         batches = [batch.sum() for batch in prepare_data_loader(loader)]
         total = torch.stack(batches).sum()
@@ -288,12 +288,13 @@ def gives_objects_of_the_other_package(config: dict[str, Any]) -> None:
 def test_objects_of_pytorch_lightning_are_refused_with_the_import_that_works(
     quiet: RunConfig,
 ) -> None:
-    result = make_trainer(
-        "torch",
+    result = torch_runs.fit(
+        quiet,
         gives_objects_of_the_other_package,
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=quiet,
-    ).fit()
+        {},
+        workers=1,
+        libraries=("lightning", "polytrain_torch.lightning"),
+    )
     errors = result.metrics["errors"]
     assert len(errors) == result.metrics["calls"]
     for name, error in errors.items():
