@@ -145,7 +145,6 @@ OF_PYTHON = {
     "_asdict",
     "_current_frames",
     "_exit",
-    "_exitfunc",
     "_fields",
     "_getframe",
     "_registry",

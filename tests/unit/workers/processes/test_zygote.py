@@ -366,9 +366,29 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
         assert has_ended(daemon)
 
 
-def directory_of(owner: str, directory: Path) -> str:
-    """Code of a library that makes a temporary directory."""
-    return f"tempfile.TemporaryDirectory(prefix={owner + '-'!r}, dir={str(directory)!r})"
+def end_of(connection: ZygoteConnection, spec: ZygoteSpec, entry: str) -> Any:
+    """Run a module's `main` in a worker process; how that has ended."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, closing(Page()) as page, open(os.devnull, "r+b") as nothing:
+        connection.request(
+            ["fork", 1, dict(os.environ), "/", list(spec.path), [], entry],
+            [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor],
+        )
+        assert SocketChannel(connection.socket).receive()[:2] == ["forked", 1]
+        kind, _, how, _ = SocketChannel(connection.socket).receive()
+        assert kind == "ended"
+        return how
+
+
+def directories_of(owner: str, directory: Path) -> str:
+    """Code that makes temporary directories: which are removed at an end, in each way there is."""
+    named = f"dir={str(directory)!r}, prefix={owner + '-'!r}"
+    return (
+        f"first, second = (tempfile.TemporaryDirectory({named}) for _ in range(2))\n"
+        "atexit.register(second.cleanup)\n"
+        "for remove in (shutil.rmtree, functools.partial(shutil.rmtree, ignore_errors=True)):\n"
+        f"    atexit.register(remove, tempfile.mkdtemp({named}))\n"
+    )
 
 
 @pytest.mark.parametrize("by", ["the zygote", "the preloaded zygote"])
@@ -376,20 +396,18 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
     """A library may make a directory when it is imported. All forks have the same."""
     site = tmp_path / "site-packages"
     site.mkdir()
-    (site / "of_library.py").write_text(
-        f"import tempfile\ndirectory = {directory_of('library', tmp_path)}\n"
-    )
+    imports = "import atexit, functools, shutil, tempfile\n"
+    (site / "of_library.py").write_text(imports + directories_of("library", tmp_path))
     (site / "of_worker.py").write_text(
-        "import of_library, tempfile\n"
+        f"{imports}import of_library\n"
         "def main(connection, others):\n"
-        "    global directory\n"
-        f"    directory = {directory_of('worker', tmp_path)}\n"
+        f"    exec({directories_of('worker', tmp_path)!r}, globals())\n"
         "    return 0\n"
     )
 
     def owners() -> list[str]:
-        found = {each.name.partition("-")[0] for each in tmp_path.iterdir()}
-        return sorted(found - {"site"})
+        found = [each.name.partition("-")[0] for each in tmp_path.iterdir() if each != site]
+        return sorted(found)
 
     spec = ZygoteSpec(
         name=f"\0{secrets.token_hex(8)}",
@@ -397,24 +415,13 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
         modules=("of_library",) if by == "the zygote" else (),
         path=(str(site), *sys.path),
     )
-    connection = ZygoteConnection.open(spec)
-    ours, theirs = socket.socketpair()
-    with ExitStack() as stack:
-        page = stack.enter_context(closing(Page()))
-        nothing = stack.enter_context(open(os.devnull, "r+b"))
-        for each in (closing(connection), ours, theirs):
-            stack.enter_context(each)
+    with closing(ZygoteConnection.open(spec)) as connection:
         if by == "the preloaded zygote":
             connection.request(["preload", "of_worker", ["of_library"], {}, dict(os.environ), "/"])
             node = psutil.Process(connection.pid)
             assert eventually(lambda: any(map(is_serving, node.children())))
-        connection.request(
-            ["fork", 1, dict(os.environ), "/", list(spec.path), [], "of_worker"],
-            [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor],
-        )
-        assert SocketChannel(connection.socket).receive()[0] == "forked"
-        assert SocketChannel(connection.socket).receive()[:3] == ["ended", 1, "exited with code 0"]
-        assert owners() == ["library"]
+        assert end_of(connection, spec, "of_worker") == "exited with code 0"
+        assert owners() == ["library"] * 4
     assert eventually(lambda: owners() == [])
 
 

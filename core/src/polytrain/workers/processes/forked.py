@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputRoute, flush_output
@@ -79,11 +83,24 @@ def leave_finalizers() -> None:
     """
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]  # no public list
         finalizer.atexit = False
+    # The other exit handlers stay: some end what a worker process begins, as a tracker's run.
+    atexit.unregister(_AnyRemoval())  # type: ignore[arg-type]  # it is compared with each
 
 
-def run_finalizers() -> None:
-    """Clean up what this process's own imports have made."""
-    weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # it runs at an interpreter's end
+class _AnyRemoval:
+    """Equals each function of the standard library that removes files."""
+
+    def __eq__(self, other: object) -> bool:
+        function = other.func if isinstance(other, functools.partial) else other
+        return getattr(function, "__func__", function) in _REMOVALS
+
+    __hash__ = None  # type: ignore[assignment]  # it equals functions of several hashes
+
+
+_REMOVALS = [
+    *(os.remove, os.unlink, os.rmdir, os.removedirs, Path.unlink, Path.rmdir, shutil.rmtree),
+    tempfile.TemporaryDirectory.cleanup,
+]
 
 
 def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:

@@ -30,6 +30,7 @@ processes of this entry that clients request here (`preloaded`). It ends with th
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import faulthandler
@@ -65,7 +66,6 @@ from polytrain.workers.processes.forked import (
     fork_request,
     ignore_children,
     leave_finalizers,
-    run_finalizers,
     spawn,
     watched,
 )
@@ -359,7 +359,8 @@ def _become_preloaded(
             client.sendall(pack(["ready"]))
             with _woken_by_children() as children:
                 Zygote(None, client=client, variables=variables, children=children).serve()
-        run_finalizers()
+        # It cleans up what its imports have made.
+        atexit._run_exitfuncs()
     finally:
         os._exit(0)
 
