@@ -425,6 +425,34 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
     assert eventually(lambda: owners() == [])
 
 
+INTERRUPTED = """
+import signal
+def main(connection, others):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        return 7
+    return 0
+"""
+
+
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_an_interrupt_is_raised_in_a_worker_as_in_any_program(start: str, tmp_path: Path) -> None:
+    """Libraries send it to their own process: a tracker does when a user stops its run there."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    spec = ZygoteSpec(
+        name=f"\0{secrets.token_hex(8)}",
+        environment={},
+        modules=() if start == "forked" else ("starts_a_thread",),
+        path=(str(tmp_path), *sys.path),
+    )
+    with closing(ZygoteConnection.open(spec)) as connection:
+        assert end_of(connection, spec, "interrupted") == "exited with code 7"
+
+
 def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: Path) -> None:
     """An agent does nothing else meanwhile: it kills nobody, and says nothing of its state."""
     os.mkfifo(tmp_path / "fifo")

@@ -115,7 +115,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         close_all_but({0, 1, 2, request.connection, request.page, *request.others})
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _have_interrupts_raised()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(request.environment)
@@ -187,6 +187,7 @@ def spawn(request: ForkRequest) -> int:
 def run_spawned(entry: str, *descriptors: int) -> NoReturn:
     """Call `run_and_exit` in a process that was spawned instead of forked."""
     die_with_parent(os.getppid())
+    _have_interrupts_raised()
     connection, page, *others = descriptors
     run_and_exit(entry, connection, page, *others)
 
@@ -199,6 +200,14 @@ def watched(pid: int) -> int:
         kill_session(pid)
         os.waitpid(pid, 0)
         raise
+
+
+def _have_interrupts_raised() -> None:
+    """Let SIGINT raise `KeyboardInterrupt`, as in any program: the zygote ignores it.
+
+    None comes from a terminal, but libraries send it to their own process, to stop training.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def close_all_but(kept: set[int]) -> None:
