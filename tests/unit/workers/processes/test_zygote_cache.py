@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,38 @@ def test_a_run_that_needs_others_does_not_have_it(monkeypatch: pytest.MonkeyPatc
     # Libraries look at the environment while they are imported.
     monkeypatch.setenv("COLOUR", "red")
     assert left_by_a_run(needs("csv")) not in (pid, another)
+
+
+def limit_files() -> Callable[[], None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def use_one_core() -> Callable[[], None]:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    return lambda: os.sched_setaffinity(0, cores)
+
+
+def hide_files() -> Callable[[], None]:
+    before = os.umask(0o077)
+
+    def undo() -> None:
+        os.umask(before)
+
+    return undo
+
+
+@pytest.mark.parametrize("change", [limit_files, use_one_core, hide_files])
+def test_a_run_has_what_its_program_has_by_then(change: Callable[[], Callable[[], None]]) -> None:
+    """A notebook's cell raises the limit of open files after a run that lacked some."""
+    pid = left_by_a_run()
+    undo = change()
+    try:
+        assert left_by_a_run() != pid
+    finally:
+        undo()
 
 
 def test_runs_that_take_turns_have_theirs_and_the_one_unused_for_longest_ends() -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from polytrain.linux.processes import umask
 from polytrain.workers.processes.zygote_connection import ZygoteConnection, ZygoteSpec, zygote_name
@@ -35,9 +37,9 @@ class KeptZygote:
     """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
-    reuse_key: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], int]
-    """Node, modules, environment, installed versions and umask, on which the zygote depends besides
-    editable code files."""
+    reuse_key: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], Sequence[Any]]
+    """Node, modules, environment, installed versions, and what a process inherits: besides editable
+    code files, all that the zygote and its forks depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,14 @@ _kept: list[_Kept] = []
 
 
 def kept_or_new_zygote(spec: ZygoteSpec, node_id: str) -> KeptZygote:
-    """Return a kept zygote if node, modules and environment are the same, or start one.
+    """Return a kept zygote if all that it depends on is the same, or start one.
 
     Args:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    reuse_key = node_id, spec, _relevant_variables(), sorted(_installed(spec.path)), umask()
+    versions = sorted(_installed(spec.path))
+    reuse_key = node_id, spec, _relevant_variables(), versions, _inherited()
     for kept in _taken(lambda zygote: zygote.reuse_key == reuse_key):
         if kept.connection.is_current():
             return kept
@@ -71,6 +74,17 @@ def kept_or_new_zygote(spec: ZygoteSpec, node_id: str) -> KeptZygote:
 def _relevant_variables() -> dict[str, str]:
     """Return the variables that imports may depend on."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OF_NO_EFFECT)}
+
+
+def _inherited() -> tuple[Any, ...]:
+    """Return what a process has from the one that starts it, besides variables."""
+    limits = (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+    return (
+        umask(),
+        tuple(map(resource.getrlimit, limits)),
+        os.sched_getaffinity(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+    )
 
 
 def _installed(path: Sequence[str]) -> Iterator[str]:
