@@ -70,6 +70,17 @@ def needs(*modules: str) -> ZygoteSpec:
     return replace(SPEC, modules=modules)
 
 
+def test_what_a_library_makes_when_it_is_imported_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "makes_one.py").write_text(
+        "import os, tempfile\n"
+        "directory = tempfile.TemporaryDirectory(dir=os.path.dirname(__file__), prefix='made-')\n"
+    )
+    left_by_a_run(replace(SPEC, modules=("makes_one",), path=(str(tmp_path), *SPEC.path)))
+    assert eventually(lambda: [*tmp_path.glob("made-*")] != [])
+    let_go()
+    assert [*tmp_path.glob("made-*")] == []
+
+
 def test_a_run_that_needs_others_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pid, another = left_by_a_run(), left_by_a_run(needs("csv"))
     assert another != pid

@@ -38,7 +38,7 @@ from polytrain.linux.processes import (
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, send_request
 from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.import_watch import Effects, ImportWatch
-from polytrain.workers.processes.zygote_connection import preload_environment
+from polytrain.workers.processes.zygote_connection import CLEANED_UP_WITHIN_S, preload_environment
 
 _State = tuple[int, int] | None
 """Modification time and size of a file; None if it doesn't exist."""
@@ -345,9 +345,6 @@ def _is_named_after(variable: str, modules: Iterable[str]) -> bool:
 _TAKEN_WITHIN_S = 10.0
 """Seconds within which it must read a request."""
 
-_ENDS_WITHIN_S = 0.2
-"""Seconds within which it must have cleaned up."""
-
 _READ_SIZE = 1 << 16
 
 Answer = tuple[socket.socket, list[Any]]
@@ -450,7 +447,7 @@ class Preloaded:
             # It cleans up what its imports have made.
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_WR)
-            is_readable(self.pidfd, _ENDS_WITHIN_S)
+            is_readable(self.pidfd, CLEANED_UP_WITHIN_S)
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         # No time limit: a client waits a second for its answer, then kills this process.
         os.waitpid(self.pid, 0)

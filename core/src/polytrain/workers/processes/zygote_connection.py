@@ -48,6 +48,9 @@ _TAKEN_WITHIN_S = 10.0
 _ENDED_WITHIN_S = 10.0
 """Seconds within which an unused zygote ends."""
 
+CLEANED_UP_WITHIN_S = 0.2
+"""Seconds within which a zygote without clients must have removed what its imports have made."""
+
 _REACHED_S = 30.0
 """Seconds within which the owner of an address must answer or release it."""
 
@@ -206,9 +209,11 @@ class ZygoteConnection:
         return process
 
     def end(self) -> None:
-        """Disconnect, and kill the zygote if this process started it."""
+        """Disconnect. If this process started the zygote, let it clean up, then kill it."""
         self.leave()
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLEANED_UP_WITHIN_S)
             self._process.kill()
             if not has_ended(self._process):
                 logger.warning("A zygote, process %d, isn't gone after SIGKILL", self._process.pid)
