@@ -103,6 +103,53 @@ def test_variables_are_set_before_modules_are_imported(tmp_path: Path) -> None:
     assert "RETURNED one two driver" in run.stdout, run.stderr
 
 
+OF_THE_JOB = """
+import os, tempfile, time
+import ray
+import polytrain as train
+from polytrain.backends.reference import Reference
+from polytrain_plugins import Demand
+
+class Early(Reference):
+    def demand(self, job):
+        return Demand(preload=("reads_early",))
+
+def function():
+    import reads_early
+    return reads_early.NAME, time.tzname[0], tempfile.gettempdir()
+
+variables = {
+    "POLYTRAIN_TEST_VARIABLE": "${PLACE}/job", "TZ": "JST-9", "TMPDIR": os.path.abspath("own")
+}
+ray.init(
+    address="local", num_cpus=1, log_to_driver=False, logging_level=40,
+    runtime_env={"env_vars": variables},
+)
+print("RETURNED", train.Trainer(
+    Early(), function, scaling_config=train.ScalingConfig(num_workers=1),
+    run_config=train.RunConfig(storage_path="runs", progress=False),
+).fit().return_value)
+ray.shutdown()
+"""
+
+
+def test_variables_of_the_ray_job_are_set_before_modules_are_imported(tmp_path: Path) -> None:
+    """The driver's process doesn't get them, and what workers are forked from has to."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "reads_early.py").write_text(f"{MODULE}import tempfile\ntempfile.gettempdir()\n")
+    (tmp_path / "script.py").write_text(OF_THE_JOB)
+    run = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PLACE": "/here"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = ("/here/job", "JST", str(tmp_path / "own"))
+    assert f"RETURNED {found}" in run.stdout, run.stdout + run.stderr
+
+
 BAD: list[tuple[Any, int, str]] = [
     (["pip"], 2, "worker_runtime_env: it is a list"),
     ({"env_vars": ["A=1"]}, 2, r"\['env_vars'\]: it is a list"),

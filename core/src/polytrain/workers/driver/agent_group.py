@@ -176,7 +176,9 @@ class AgentGroup:
             self._run.scaling_config.resources,
         ):
             return None
-        return kept_or_new_zygote(replace(spec, name=""), self._node_id)
+        # It must import with the variables that worker processes get from agents.
+        variables = {**self._cluster.variables, **spec.variables}
+        return kept_or_new_zygote(replace(spec, name="", variables=variables), self._node_id)
 
     def _take(self, event: AgentEvent | DriverEvent | PoolEvent, handle: Handler) -> None:
         if not isinstance(event, PoolEvent):

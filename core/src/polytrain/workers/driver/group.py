@@ -188,6 +188,10 @@ class AgentCluster(SharedStore, Protocol):
     def node_id(self) -> str:
         """The driver's node."""
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables that agents have, and the driver may not have."""
+
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return each node's total resources."""
 

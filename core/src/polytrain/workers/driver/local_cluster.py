@@ -40,6 +40,7 @@ class LocalCluster:
 
     def __init__(self) -> None:
         self.node_id = socket.gethostname()
+        self.variables: Mapping[str, str] = {}
         self._resources = machine_resources(os.environ)
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:

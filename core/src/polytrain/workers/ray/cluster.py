@@ -47,6 +47,13 @@ class RayCluster:
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._selectors = label_selectors
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables of the Ray job's runtime environment, which its driver doesn't get."""
+        given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+        # Ray replaces names of variables in them, too.
+        return {name: os.path.expandvars(value) for name, value in given.items()}
+
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return the total resources of each node that may have workers."""
         return self._allowed(ray_state.living_nodes())
