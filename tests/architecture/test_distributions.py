@@ -84,6 +84,8 @@ def test_there_is_an_sdist_and_a_wheel_of_each(dist: Path) -> None:
     )
 
 
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
 def test_another_directory_umask_time_zone_and_order_of_sets_give_the_same_bytes(
     dist: Path, tmp_path: Path
 ) -> None:

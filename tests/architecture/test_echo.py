@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[2] / "core" / "src" / "polytrain"
@@ -48,13 +49,22 @@ def test_who_names_a_stream_leaves_writing_to_the_one_place() -> None:
 
 def _places(find: object) -> Iterator[tuple[str, str]]:
     assert callable(find)
-    for path in sorted(SOURCES.rglob("*.py")):
-        place = path.relative_to(SOURCES).as_posix()
+    for place, nodes in _nodes().items():
+        for node in nodes:
+            if find(node):
+                yield place, f"line {node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
+
+
+@cache
+def _nodes() -> dict[str, list[ast.AST]]:
+    """All nodes of each module."""
+    places = {path.relative_to(SOURCES).as_posix(): path for path in sorted(SOURCES.rglob("*.py"))}
+    return {
+        place: list(ast.walk(ast.parse(path.read_text())))
+        for place, path in places.items()
         # The conformance kit and chaos runs are tools of a developer, and show their own words.
-        if not place.startswith("testing/"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if find(node):
-                    yield place, f"line {node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
+        if not place.startswith("testing/")
+    }
 
 
 def _prints(node: ast.AST) -> bool:

@@ -96,7 +96,7 @@ PEERS = {
     "exact": ["DDP"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
-EACH_TIME = ("control_plane", "plan", "index", "journal")
+EACH_TIME = ("control_plane", "plan", "index")
 FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B|threads)\b|%)"
 
 

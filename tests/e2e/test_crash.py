@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("inline", "in_bucket", "with_workers"), [(4, 1, 1), only_in_sweep(30, 2, 2)]
+    ("inline", "in_bucket", "with_workers"), [(4, 1, 0), only_in_sweep(30, 2, 2)]
 )
 def test_whoever_dies_wherever_the_run_ends_as_if_nothing_had_happened(
     tmp_path: Path, inline: int, in_bucket: int, with_workers: int

@@ -116,6 +116,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("source", "shuffle"),
     [
@@ -125,7 +126,7 @@ SOURCES = {
         ("map-style", True),
         ("partitioned files", "window"),
         ("arrow dataset", True),
-        pytest.param("ray", False, marks=pytest.mark.on_ray),
+        pytest.param("ray", False, marks=[pytest.mark.on_ray, pytest.mark.only_in_sweep]),
         pytest.param("ray, computed", True, marks=pytest.mark.on_ray),
     ],
 )
@@ -347,7 +348,7 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
         "reference",
         **noting(tmp_path),
         datasets={"train": data},
-        run_config=quiet,
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=0)),
     )
     line = explode.__code__.co_firstlineno + 2
     found = rf"ValueError: row 50 is bad \({re.escape(__file__)}, line {line}, in explode\): the "

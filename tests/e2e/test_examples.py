@@ -28,18 +28,22 @@ SHOWN = dict(
 
 ONLY_IN_SWEEP = {
     "accelerate_digits.py",
+    "char_lm_fsdp.py",
     "deepspeed_digits.py",
     "elastic.py",
     "keras_digits.py",
     "lightning_digits.py",
     "ray_data_pipeline.py",
+    "stop_and_resume.py",
+    "storage_s3.py",
     "tensorflow_digits.py",
     "torch_images.py",
+    "tracking.py",
     "transformers_digits.py",
     "transformers_finetune.py",
 }
-"""Examples that import libraries for seconds or wait for nodes. `make test` has other tests of what
-they show."""
+"""Examples that take long, as by imports or because they wait for nodes. `make test` has other
+tests of what they show."""
 
 
 PRELOADED = (*HUGGING_FACE, "datasets", "peft", "sklearn.datasets")

@@ -80,7 +80,6 @@ if __name__ == "__main__":
     all_kinds()
     before = held()
     all_kinds()
-    all_kinds()
     after = held()
     print(before == after, before, after)
 """

@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
 from tests.e2e.driver import run_driver, start_driver
 from tests.e2e.test_ends import OURS
 
@@ -131,6 +132,9 @@ def test_what_was_imported_is_there_from_the_next_attempts_first_line(tmp_path: 
 THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
+# That another library starts one is tested each time.
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
 def test_what_starts_a_thread_is_imported_again(tmp_path: Path) -> None:
     output = run(tmp_path, at_import=THREAD)
     for rank in range(2):

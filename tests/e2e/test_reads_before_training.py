@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import Result, RunConfig
 
@@ -64,13 +65,14 @@ def fit(quiet: RunConfig, name: str, **config: Any) -> Result:
     return torch_runs.fit(quiet, train, chosen, datasets=data, name=name, show_output="none")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("by", "reads", "strategy"),
     [
         ("loader", "first batch", "ddp"),
         ("shard", "held batch", "ddp"),
         # Loading its optimizer's state takes a step.
-        ("shard", "first batch", "fsdp"),
+        only_in_sweep("shard", "first batch", "fsdp"),
     ],
 )
 def test_a_look_at_the_first_batch_changes_nothing_after_a_restart(

@@ -243,6 +243,9 @@ ray.shutdown()
 """
 
 
+# It starts a Ray of its own. That of a run which can't be set up is tested each time.
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
 def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(PREAMBLE + "import ray\n" + RUNTIME_ENVIRONMENT)

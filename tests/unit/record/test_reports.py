@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.sweeps import examples
 from tests.unit.record.lines import entry_of
 
 from polytrain.record.ledger import Ledger
@@ -74,6 +75,8 @@ def test_reports_are_a_sequence_of_what_was_added(drawn: Rows, start: int, stop:
         reports[len(found)]
 
 
+@pytest.mark.sweep
+@settings(max_examples=examples(100, in_test=30))
 @given(drawn=REPORTS)
 def test_reports_survive_being_written(drawn: Rows) -> None:
     found = rows_of(drawn)
