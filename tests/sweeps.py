@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +29,11 @@ _runs_everything = False
 def pytest_configure(config: pytest.Config) -> None:
     global _runs_everything
     _runs_everything = config.getoption(_OPTION)
-    config.addinivalue_line("markers", "sweep: part of `make sweep`, where it has all its cases.")
+    config.addinivalue_line(
+        "markers",
+        "sweep(one_in=1): part of `make sweep`, where it has all its cases. "
+        "`make test` has one in so many, always the same.",
+    )
     config.addinivalue_line("markers", "only_in_sweep: a case that `make test` leaves out.")
 
 
@@ -37,8 +42,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    seen: Counter[str] = Counter()
     for item in items:
-        (left_out if item.get_closest_marker("only_in_sweep") else chosen).append(item)
+        is_left_out = item.get_closest_marker("only_in_sweep") is not None
+        if sweep := item.get_closest_marker("sweep"):
+            function = item.nodeid.partition("[")[0]
+            is_left_out |= seen[function] % sweep.kwargs.get("one_in", 1) > 0
+            seen[function] += 1
+        (left_out if is_left_out else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
 

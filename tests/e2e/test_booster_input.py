@@ -91,6 +91,7 @@ def refusal_at_once(quiet: RunConfig, table: Any, **options: Any) -> str:
     return str(problem)
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_rows_of_one_rank_are_reported_by_all(
@@ -116,6 +117,7 @@ def test_labels_without_a_value(quiet: RunConfig, backend: str, missing: Any) ->
     assert "in 1 of 90 rows of 'valid'" in found
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize(
     ("objective", "label"), [("binary", 2), ("binary", -1), ("classes", 3), ("classes", 0.5)]
@@ -146,6 +148,7 @@ BAD_LABELS = [
 ]
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(("backend", "params", "label", "takes"), BAD_LABELS)
 def test_labels_that_only_some_objectives_take(
     quiet: RunConfig, backend: str, params: dict[str, Any], label: float, takes: str
@@ -198,6 +201,7 @@ def test_text_where_the_model_knows_numbers_is_reported_when_it_predicts(
         result.predict(table.set_column(column, "x0", pa.array(["?", *numbers[1:]])))
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize(
     ("objective", "options"), [("binary", {"weight": "w"}), ("ranking", {"query": "q"})]
@@ -224,6 +228,7 @@ NARROW = {
 """Types for which Arrow can't sort, or find equal values."""
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("kind", NARROW)
 @pytest.mark.parametrize("objective", ["regression", "ranking"])
@@ -249,6 +254,7 @@ def test_labels_weights_scores_and_queries_may_be_of_narrow_types(
     assert models[0] == models[1]
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("kind", NARROW)
 def test_categories_may_be_of_narrow_types(quiet: RunConfig, backend: str, kind: str) -> None:
@@ -371,6 +377,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_unusual_columns_are_trained_on(quiet: RunConfig, backend: str, kind: str) -> None:
@@ -388,6 +395,7 @@ def test_unusual_columns_are_trained_on_by_several(quiet: RunConfig, backend: st
     assert model_of(several) == model_of(trained(quiet, table, backend=backend))
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize(
     "numbers", [np.arange(ROWS) % 4, np.arange(ROWS) % 4 + 0.5, [1.0, NAN, 2.0] * 30]

@@ -93,6 +93,7 @@ def rows_of(*, high: float, constant: bool = False, seed: int = 0) -> pa.Table:
 DART = {"booster": "dart", "rate_drop": 0.3}
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("way", ["xgb_model", "restore_from"])
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_xgboosts_metrics_are_those_of_the_whole_model_whatever_its_bins_were(
 MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("is_path", [False, True], ids=["object", "path"])
 def test_trees_are_added_to_a_model(quiet: RunConfig, backend: str, is_path: bool) -> None:
@@ -238,6 +240,7 @@ def stopped_early(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> 
     return results
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("way", ["object", "path", "restore_from"])
 @both
 def test_a_model_that_has_stopped_early_is_continued_and_predicts_with_all_trees(

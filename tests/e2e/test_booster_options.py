@@ -104,11 +104,13 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.only_in_sweep
 def test_dart_with_an_objective_is_the_same_everywhere(quiet: RunConfig, table: pa.Table) -> None:
     options = with_objective("xgboost", booster="dart", rate_drop=0.4)
     same_everywhere(quiet, table, backend="xgboost", **options)
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_is_the_same_everywhere(
@@ -117,6 +119,7 @@ def test_the_model_is_the_same_everywhere(
     same_everywhere(quiet, table, backend=backend, **CASES[case](backend))
 
 
+@pytest.mark.sweep(one_in=2)
 @both
 def test_the_first_scores_of_rows_survive_a_restart(
     quiet: RunConfig, table: pa.Table, backend: str
@@ -218,6 +221,7 @@ def read_notes(path: Path) -> dict[int, Any]:
     return dict(json.loads(line) for line in path.read_text().splitlines())
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("params", [{}, {"objective": "binary:logistic"}])
 def test_an_objective_ends_in_the_model_of_xgboost_alone(
@@ -233,6 +237,7 @@ def test_an_objective_ends_in_the_model_of_xgboost_alone(
     assert ours == alone.save_raw()
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_metric_is_that_of_all_rows(
@@ -368,6 +373,7 @@ def raising(backend: str, what: str) -> dict[str, Any]:
     }[what]
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("backend", "num_workers"),
     # One worker of LightGBM's trains on two threads, one of XGBoost's as one of several does.

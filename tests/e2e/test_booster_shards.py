@@ -65,6 +65,7 @@ def features_of(table: pa.Table) -> Any:
     return np.column_stack([table[f"x{i}"].to_numpy() for i in range(3)])
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(
     ("objective", "num_workers"),
     [("poisson", 0), ("poisson", 2), ("tweedie", 0), ("cross_entropy", 0)],
@@ -89,6 +90,7 @@ RANKS = ("auc", "average_precision")
 CLASSES = {"objective": "multiclass", "num_class": 3}
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(
     ("labels", "params"),
     [
@@ -148,6 +150,7 @@ def noisy(x: Any) -> Any:
     return 100 + 3 * x[:, 0] + np.random.default_rng(2).standard_t(2, ROWS)
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(
     "params",
     [

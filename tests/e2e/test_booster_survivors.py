@@ -58,6 +58,7 @@ DART = {"booster": "dart", "rate_drop": 0.3}
 """A round of it changes the weights of earlier trees."""
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("backend", "place", "rank", "params"),
     [

@@ -28,6 +28,7 @@ from tests.e2e.boosters import (
     trained,
 )
 from tests.e2e.test_elastic import At, kill_an_agent
+from tests.sweeps import only_in_sweep
 
 import polytrain_lightgbm
 import polytrain_xgboost
@@ -84,6 +85,7 @@ def lightgbm_by_itself(table: pa.Table, params: dict[str, Any], rounds: int = RO
     return text.replace(sample, "[bin_construct_sample_cnt: 200000]").encode()
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
 def test_the_model_is_that_of_xgboost_alone(
     quiet: RunConfig, table: pa.Table, num_workers: int
@@ -92,6 +94,7 @@ def test_the_model_is_that_of_xgboost_alone(
     assert trained(quiet, table, num_workers, backend="xgboost") == xgboost_by_itself(table, params)
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
 @pytest.mark.parametrize(
     "params",
@@ -119,6 +122,7 @@ def losses(backend: str, **cases: dict[str, Any]) -> list[Any]:
     return [pytest.param(backend, params, id=f"{backend} {name}") for name, params in cases.items()]
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(
     ("backend", "params"),
     [
@@ -202,6 +206,7 @@ def with_queries(table: pa.Table) -> pa.Table:
     )
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("drawn", "weight", "differs"),
     [(1, None, False), (1, "w", True), (0.5, None, True)],
@@ -224,12 +229,13 @@ def test_queries_that_count_differently_are_scaled_on_each_worker(
     assert (two != three) is differs
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "params",
     [
-        {"lambdarank_unbiased": True},
-        {"lambdarank_pair_method": "mean"},
         {"lambdarank_unbiased": "true", "lambdarank_pair_method": "mean"},
+        only_in_sweep({"lambdarank_unbiased": True}),
+        only_in_sweep({"lambdarank_pair_method": "mean"}),
     ],
     ids=str,
 )
@@ -274,6 +280,7 @@ def test_of_rows_on_disk_nothing_is_left_behind(
     assert [*tmp_path.glob("polytrain-*/*")] == []
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("order", [sorted_by_label, shuffled])
 def test_the_order_of_the_rows_makes_no_difference(
@@ -284,6 +291,7 @@ def test_the_order_of_the_rows_makes_no_difference(
     )
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("backend", "more"),
     [("xgboost", {}), ("lightgbm", {}), ("lightgbm", {"boosting": "dart"})],
@@ -323,12 +331,16 @@ def test_a_round_draws_the_same_though_its_seed_is_lightgbms_own(
     assert model_of(resumed) == model_of(at_once)
 
 
+@pytest.mark.only_in_sweep
 @pytest.mark.on_ray
 @both
 def test_a_run_that_loses_a_worker_and_gets_another_ends_in_the_same_model(
     quiet: RunConfig, table: pa.Table, backend: str
 ) -> None:
-    """Three workers, then two, then three: an agent is killed, and replaced at a checkpoint."""
+    """Three workers, then two, then three: an agent is killed, and replaced at a checkpoint.
+
+    In `make test`, `test_elastic` has such runs, and the next test begins with other workers.
+    """
     config = dataclasses.replace(
         quiet,
         failure_config=FailureConfig(max_failures=1),

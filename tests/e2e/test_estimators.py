@@ -57,6 +57,7 @@ def checks_of(*estimators: Any) -> pytest.MarkDecorator:
 
 
 # In `make test` each framework once and each kind of estimator once, the others in the sweep.
+@pytest.mark.sweep(one_in=3)
 @checks_of(
     PolytrainXGBClassifier(n_estimators=5, scaling_config=HERE),
     PolytrainLGBMRegressor(n_estimators=5, scaling_config=HERE, **FEW),
@@ -99,6 +100,7 @@ def test_classes_of_any_name_are_predicted(cls: Any) -> None:
     assert model.feature_names_in_.tolist() == list(iris.data.columns)
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize("cls", CLASSIFIERS)
 def test_searches_and_pipelines_take_the_frameworks_parameters(cls: Any) -> None:
     x, y = load_iris(return_X_y=True)
@@ -219,6 +221,7 @@ def test_it_has_what_the_frameworks_own_estimator_has_after_fit(cls: Any) -> Non
     assert hasattr(ours, "n_classes_") == (cls in CLASSIFIERS)
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize("cls", THEIRS)
 def test_importances_select_features(cls: Any) -> None:
     iris = load_iris(as_frame=True)
@@ -282,6 +285,7 @@ def test_what_was_evaluated_is_kept_as_lightgbm_has_it() -> None:
     assert ours.best_score_ == {"validation_0": {"l2": min(values)}}
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize("cls", CLASSIFIERS)
 def test_frames_of_polars_are_taken(cls: Any) -> None:
     iris = load_iris(as_frame=True)

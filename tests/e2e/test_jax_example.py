@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sweeps import only_in_sweep
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_backend"
 
@@ -53,14 +52,46 @@ def test_it_trains_and_survives_a_kill(installed: Path) -> None:
     assert float(output.split("accuracy ")[1]) > 0.9
 
 
+KERAS_IN_ONE_PROCESS = """
+from pathlib import Path
+from sklearn.datasets import load_digits
+from train_keras import train
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+images, digits = load_digits(return_X_y=True)
+columns = {f"pixel_{number}": pixels for number, pixels in enumerate(images[:512].T)}
+result = make_trainer(
+    "jax",
+    train,
+    train_loop_config={"epochs": 3},
+    datasets={"train": {**columns, "digit": digits[:512]}},
+    scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(progress=False),
+).fit()
+saved = [path.name for path in Path(result.checkpoint.path).glob("*.keras")]
+print(f"epochs {len(result.history)}, saved {', '.join(saved)}")
+print(f"accuracy {result.metrics['accuracy']:.3f}")
+"""
+
+
+def test_keras_trains_on_it(installed: Path) -> None:
+    """In one process: a worker imports JAX, Keras and TensorFlow, for many seconds."""
+    output = run(installed, "-c", KERAS_IN_ONE_PROCESS)
+    assert "epochs 3, saved model.keras" in output
+    assert float(output.split("accuracy ")[1]) > 0.7
+
+
+@pytest.mark.only_in_sweep
 def test_keras_trains_on_it_and_survives_a_kill(installed: Path) -> None:
     output = run(installed, "train_keras.py")
     assert "epochs 6, restarts 1, saved model.keras" in output
     assert float(output.split("accuracy ")[1]) > 0.9
 
 
+# In `make test`, `test_new_backend` has all of the kit pass outside the tree.
+@pytest.mark.only_in_sweep
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("tiers", ["not chaos", only_in_sweep("chaos")])
+@pytest.mark.parametrize("tiers", ["not chaos", "chaos"])
 def test_it_passes_the_kit(installed: Path, tiers: str) -> None:
     output = run(installed, "-m", "pytest", "-v", "-k", tiers, "tests", within_s=540)
     assert " passed" in output

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     DataConfig,
@@ -147,7 +148,9 @@ def weights(result: Result) -> np.ndarray[Any, Any]:
     return np.concatenate([each.ravel() for each in result.load_model().get_weights()])
 
 
+@pytest.mark.only_in_sweep
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig) -> None:
+    """In `make test`, `test_keras_copies` has a function that is killed more often."""
     undisturbed, killed = fit(quiet), fit(quiet, dies_at=13)
     assert killed.restarts == 1
     np.testing.assert_allclose(weights(killed), weights(undisturbed), atol=1e-6)
@@ -172,7 +175,8 @@ def stops_early(config: dict[str, Any]) -> None:
     context = polytrain.get_context()
 
     def dies_in_attempt(attempt: int) -> None:
-        if context.get_world_rank() == 1 and context.get_attempt() == attempt:
+        is_last = context.get_world_rank() == context.get_world_size() - 1
+        if is_last and context.get_attempt() == attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
@@ -203,14 +207,16 @@ def stops_early(config: dict[str, Any]) -> None:
     polytrain.report({"epochs": fitted.epoch})
 
 
-def test_a_fit_that_was_ended_stays_so(quiet: RunConfig) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("workers", [1, only_in_sweep(2)])
+def test_a_fit_that_was_ended_stays_so(quiet: RunConfig, workers: int) -> None:
     """And a callback counts on, where an attempt ended."""
     result = make_trainer(
         "tensorflow",
         stops_early,
         train_loop_config={},
         datasets={"train": DATA},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=2)),
     ).fit()
     assert result.restarts == 2
@@ -304,7 +310,10 @@ def train_by_tf_keras(config: dict[str, Any]) -> None:
         polytrain.report({"loss": fitted.history["loss"][0], "weights": weights})
 
 
+@pytest.mark.only_in_sweep
 def test_tf_keras_needs_no_patch(quiet: RunConfig) -> None:
+    """In `make test`, `test_legacy_keras` has one that reads whole epochs."""
+
     def fitted(workers: int) -> Result:
         return make_trainer(
             "tensorflow",

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,28 @@ def state(result: Result) -> list[bytes]:
     return [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
 
 
+Made = Callable[[Path, Deaths], dict[str, Any]]
+Undisturbed = Callable[[Made, int], Result]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Runs a way to make a model, once for each number of workers, in which nobody dies."""
+
+    @cache
+    def run(made: Made, workers: int) -> Result:
+        path = tmp_path_factory.mktemp("undisturbed")
+        quiet = RunConfig(storage_path=path, progress=False)
+        return fit(quiet, "undisturbed", workers, **made(path / "steps", ()))
+
+    return run
+
+
+def steps_in(log: Path) -> list[int]:
+    """The numbers of the steps that were taken, of all ranks and attempts."""
+    return sorted(int(line.split()[1]) for line in log.read_text().splitlines())
+
+
 ALONE = (1, 1, (Death(0, 4), Death(0, 12), Death(0, 15)))
 TOGETHER = (
     2,
@@ -225,57 +248,63 @@ TOGETHER = (
 )
 
 
-# In `make test` each way to make a model once, and each way to keep its state once.
+# In `make test` each way to make a model once, and each way to keep its state once: two workers are
+# lost in the next test.
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("made", "workers", "memory", "deaths"),
     [
-        (by_function, *ALONE),
-        (from_options, *TOGETHER),
+        (from_options, 1, 1, (Death(0, 15),)),
         only_in_sweep(from_options, *ALONE),
+        only_in_sweep(from_options, *TOGETHER),
+        only_in_sweep(by_function, *ALONE),
         only_in_sweep(by_function, *TOGETHER),
     ],
 )
 def test_a_fit_continues_within_an_epoch(
     quiet: RunConfig,
     tmp_path: Path,
-    made: Callable[..., dict[str, Any]],
+    undisturbed: Undisturbed,
+    made: Made,
     workers: int,
     memory: int | None,
     deaths: Deaths,
 ) -> None:
     """From a copy, or from the state of a peer: then no step is repeated."""
-    killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
-    result = fit(quiet, "killed", workers, memory, **made(killed, deaths))
-    expected = fit(quiet, "undisturbed", workers, **made(undisturbed, ()))
+    log, expected = tmp_path / "steps", undisturbed(made, workers)
+    result = fit(quiet, "killed", workers, memory, **made(log, deaths))
     assert result.restarts == len(deaths)
-    steps = {tuple(map(int, line.split())) for line in killed.read_text().splitlines()}
-    assert {step for _, step in steps} == {*range(1, STEPS + 1)}
-    again = {step for _, step in steps if len([each for _, each in steps if each == step]) > 1}
+    steps = steps_in(log)
+    assert {*steps} == {*range(1, STEPS + 1)}
+    again = {step for step in steps if steps.count(step) > workers}
     assert again <= ({each.step for each in deaths} if memory else set())
     assert state(result) == state(expected)
     assert result.history == expected.history
 
 
 def test_an_epoch_that_only_the_lost_rank_has_reported_is_reported_again(
-    quiet: RunConfig, tmp_path: Path
+    quiet: RunConfig, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The report has no checkpoint, and the other rank has the state before it."""
-    killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
-    result = fit(quiet, "killed", 2, **by_function(killed, (Death(0, 2 * BATCHES, "begin"),)))
-    expected = fit(quiet, "undisturbed", 2, **by_function(undisturbed, ()))
-    [asked] = journal(result.path, "SurvivorsAsked")
-    assert (asked["reason"], asked["rank"]) == ("", 1)
-    steps = [int(line.split()[1]) for line in killed.read_text().splitlines()]
-    assert sorted(steps) == [step for step in range(1, STEPS + 1) for _ in range(2)]
+    """The report has no checkpoint, and the other rank has the state before it.
+
+    So it has in the middle of an epoch.
+    """
+    log, expected = tmp_path / "steps", undisturbed(by_function, 2)
+    deaths = (Death(1, 4), Death(0, 2 * BATCHES, "begin"))
+    result = fit(quiet, "killed", 2, **by_function(log, deaths))
+    assert result.restarts == len(deaths)
+    asked = journal(result.path, "SurvivorsAsked")
+    assert [(each["reason"], each["rank"]) for each in asked] == [("", 0), ("", 1)]
+    assert steps_in(log) == [step for step in range(1, STEPS + 1) for _ in range(2)]
     assert state(result) == state(expected)
     assert result.history == expected.history
 
 
+@pytest.mark.only_in_sweep
 def test_a_callback_that_may_keep_a_sum_within_epochs_is_named(
     quiet: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its run continues from its last checkpoint."""
+    """Its run continues from its last checkpoint. `test_kept_batches` has such callbacks."""
 
     class Sums(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
         total = 0.0
@@ -292,8 +321,12 @@ def test_a_callback_that_may_keep_a_sum_within_epochs_is_named(
     assert "the callback Sums may keep something from batch to batch" in capfd.readouterr().err
 
 
+@pytest.mark.only_in_sweep
 def test_a_loss_in_a_later_fit_doesnt_repeat_the_first(quiet: RunConfig, tmp_path: Path) -> None:
-    """Only the first fit of a function keeps its state: the run continues at its end."""
+    """Only the first fit of a function keeps its state: the run continues at its end.
+
+    `test_kept_batches` shows the former, `test_resumed_fit` the latter.
+    """
 
     def by_two_fits(log: Path, deaths: Deaths) -> dict[str, Any]:
         def train() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -187,15 +186,13 @@ def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_keras_predicts_from_the_path_alone(of_keras: Result, tmp_path: Path) -> None:
     # Neither the backend's `features` nor the model's code: the checkpoint has both.
     pq.write_table(table().select(["x2", "id", "x0", "x1"]), tmp_path / "rows.parquet")
-    script = """
-import sys, polytrain
-if __name__ == "__main__":
-    polytrain.load(sys.argv[1]).predict(
-        "rows.parquet", output="out", keep=["id"], num_workers=1, rows_per_file=250
+    polytrain.load(of_keras.path).predict(
+        str(tmp_path / "rows.parquet"),
+        output=tmp_path / "out",
+        keep=["id"],
+        num_workers=1,
+        rows_per_file=250,
     )
-"""
-    (tmp_path / "script.py").write_text(script)
-    subprocess.run([sys.executable, "script.py", of_keras.path], check=True, cwd=tmp_path)
     stored = pq.read_table(tmp_path / "out")
     assert stored["id"].to_pylist() == table()["id"].to_pylist()
     x = table().select(FEATURES).to_pandas().to_numpy(dtype=np.float32)

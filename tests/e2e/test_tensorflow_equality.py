@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.sweeps import Selected
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, make_trainer
@@ -35,16 +36,16 @@ def flat(model) -> list[float]:
     return np.concatenate([weights.ravel() for weights in model.get_weights()]).tolist()
 
 
-def fit() -> None:
+def fit() -> list[float]:
     import polytrain_tf
 
     with polytrain_tf.strategy().scope():
         model = build()
     model.fit(shard_as_tf(), epochs=EPOCHS, verbose=0, shuffle=False)
-    polytrain.report({"weights": flat(model)})
+    return flat(model)
 
 
-def own_loop() -> None:
+def own_loop() -> list[float]:
     import tensorflow as tf
 
     import polytrain_tf
@@ -70,7 +71,7 @@ def own_loop() -> None:
     for _ in range(EPOCHS):
         for batch in shard_as_tf():
             train_step(batch)
-    polytrain.report({"weights": flat(model)})
+    return flat(model)
 
 
 def single_process() -> list[float]:
@@ -79,30 +80,32 @@ def single_process() -> list[float]:
     return flat(model)
 
 
-@pytest.mark.parametrize("function", [fit, own_loop])
-def test_two_workers_end_where_one_process_ends(quiet: RunConfig, function) -> None:
-    result = make_trainer(
-        "tensorflow",
-        function,
-        datasets={"train": {"x": X, "y": Y}},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=quiet,
-    ).fit()
-    assert np.allclose(result.metrics["weights"], single_process(), atol=1e-5)
+class Case(NamedTuple):
+    """One step on each batch of the first rows."""
+
+    rows: int
+    counts: str
+    """How the size of batches is given: of a worker's, or of those of all workers together."""
+
+    size: int
+    cuts: list[int]
+    """The batches of all workers together that are trained on."""
 
 
-def fit_each(config: dict[str, Any]) -> None:
+def fit_case(case: Case) -> list[float]:
     import polytrain_tf
 
-    found = []
-    for rows, size in config["cases"]:
-        with polytrain_tf.strategy().scope():
-            model = build()
-        shard = polytrain.get_dataset_shard(f"rows {rows}")
-        batches = shard.to_tf(feature_columns="x", label_columns="y", **{config["counts"]: size})
-        model.fit(batches, epochs=1, verbose=0, shuffle=False)
-        found.append(flat(model))
-    polytrain.report({"weights": found})
+    with polytrain_tf.strategy().scope():
+        model = build()
+    shard = polytrain.get_dataset_shard(f"rows {case.rows}")
+    batches = shard.to_tf(feature_columns="x", label_columns="y", **{case.counts: case.size})
+    model.fit(batches, epochs=1, verbose=0, shuffle=False)
+    return flat(model)
+
+
+def train_each(config: dict[str, Any]) -> None:
+    weights = [fit_case(case) for case in config["cases"]]
+    polytrain.report({"fit": fit(), "own loop": own_loop(), "cases": weights})
 
 
 def steps_of(cuts: list[int]) -> list[float]:
@@ -116,36 +119,61 @@ def steps_of(cuts: list[int]) -> list[float]:
 
 CUTS = [
     # Rows, of the whole batch, and on two workers.
+    (3, 8, [3], [3]),
     (14, 4, [4, 4, 4, 2], [4, 4, 4, 2]),
     (15, 4, [4, 4, 4, 3], [4, 4, 4, 3]),
     (13, 4, [4, 4, 2, 3], [4, 4, 2, 3]),
     (17, 8, [8, 6, 3], [8, 4, 5]),
     (19, 8, [8, 8, 3], [8, 4, 7]),
-    (3, 8, [3], [3]),
     (22, 5, None, [5, 5, 5, 2, 5]),
 ]
 """Rows, rows in a global batch, and the batches that are trained on: by a worker's `batch_size`,
 and by `global_batch_size`, which two workers need not divide."""
 
+CASES = [
+    case
+    for rows, size, of_worker, of_all in CUTS
+    for case in (
+        Case(rows, "batch_size", size // 2, of_worker),
+        Case(rows, "global_batch_size", size, of_all),
+    )
+    if case.cuts is not None
+]
 
-@pytest.mark.parametrize("counts", ["batch_size", "global_batch_size"])
-def test_batches_of_unequal_parts_are_weighted_by_rows(quiet: RunConfig, counts: str) -> None:
-    is_global = counts == "global_batch_size"
-    chosen = [
-        (rows, size if is_global else size // 2, cuts)
-        for rows, size, of_worker, of_all in CUTS
-        if (cuts := of_all if is_global else of_worker) is not None
-    ]
+
+@pytest.fixture(scope="module")
+def chosen(selected: Selected) -> list[Case]:
+    return selected(CASES, one_in=3)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, chosen: list[Case]) -> dict[str, Any]:
+    """Where two workers end: all in one run, for which TensorFlow starts once."""
     result = make_trainer(
         "tensorflow",
-        fit_each,
-        train_loop_config={"cases": [case[:2] for case in chosen], "counts": counts},
-        datasets={f"rows {rows}": {"x": X[:rows], "y": Y[:rows]} for rows, *_ in CUTS},
+        train_each,
+        train_loop_config={"cases": chosen},
+        datasets={
+            "train": {"x": X, "y": Y},
+            **{f"rows {rows}": {"x": X[:rows], "y": Y[:rows]} for rows, *_ in CUTS},
+        },
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=quiet,
+        run_config=RunConfig(storage_path=tmp_path_factory.mktemp("runs"), progress=False),
     ).fit()
-    for (*case, cuts), found in zip(chosen, result.metrics["weights"], strict=True):
-        assert np.allclose(found, steps_of(cuts), atol=1e-5), case
+    return result.metrics
+
+
+@pytest.mark.parametrize("function", ["fit", "own loop"])
+def test_two_workers_end_where_one_process_ends(found: dict[str, Any], function: str) -> None:
+    assert np.allclose(found[function], single_process(), atol=1e-5)
+
+
+@pytest.mark.sweep
+def test_batches_of_unequal_parts_are_weighted_by_rows(
+    found: dict[str, Any], chosen: list[Case]
+) -> None:
+    for case, weights in zip(chosen, found["cases"], strict=True):
+        assert np.allclose(weights, steps_of(case.cuts), atol=1e-5), case
 
 
 def fit_and_be_killed() -> None:
@@ -184,9 +212,10 @@ def fit_and_be_killed() -> None:
     polytrain.report({"weights": flat(model), "batches": len(batches)})
 
 
+@pytest.mark.only_in_sweep
 def test_fit_goes_on_in_the_middle_of_an_epoch(quiet: RunConfig) -> None:
     """TensorFlow takes batches ahead: what counts is what Keras has trained on. The next epoch is
-    a whole one."""
+    a whole one. In `make test`, `test_keras_copies` shows it."""
     result = make_trainer(
         "tensorflow",
         fit_and_be_killed,

@@ -30,7 +30,7 @@ from tests.keras_cases import (
 )
 from tests.plugin_tf import keras_rows
 from tests.plugin_tf.keras_rows import ARGUMENTS, CASES
-from tests.sweeps import only_in_sweep
+from tests.sweeps import Selected, only_in_sweep
 
 import polytrain
 import polytrain_tf
@@ -57,14 +57,17 @@ def train(config: dict[str, Any]) -> None:
 TOLERANCE = {"relative": 1e-3, "absolute": 1e-5}
 
 PARTS = 12
-"""Each has every twelfth case: one run of all of them would take too long for a test."""
+"""Each has every twelfth case: one run of all of them would take too long for a test. `make test`
+has a third of one part."""
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", [0, *map(only_in_sweep, range(1, PARTS))])
-def test_two_workers_end_where_one_process_ends(tmp_path: Path, part: int) -> None:
+def test_two_workers_end_where_one_process_ends(
+    tmp_path: Path, part: int, selected: Selected
+) -> None:
     runs = [name for name in CASES if name != "`TensorBoard`" or find_spec("tensorboard")]
-    names = runs[part::PARTS]
+    names = selected(runs[part::PARTS], one_in=3)
     record = run_world(
         TensorFlow(timeout_s=60),
         data=pa.table({"x": [1.0, 2.0]}),

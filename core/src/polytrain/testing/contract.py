@@ -81,14 +81,8 @@ class ContractTier:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def left(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
-        """Two ranks that have left the collective normally."""
-        return cls._count_steps(tmp_path_factory.mktemp("left"))
-
-    @pytest.fixture(scope="class")
-    @classmethod
     def listening(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
-        """Two ranks that have reported the ports at which they listen."""
+        """Two ranks that have reported the ports at which they listen, and left normally."""
         return cls._list_ports(tmp_path_factory.mktemp("listening"))
 
     def test_is_found_by_its_name(self) -> None:
@@ -282,12 +276,12 @@ class ContractTier:
         else:
             assert any("gpu" in problem.what.lower() for problem in problems)
 
-    def test_leaving_frees_every_port(self, left: WorldRecord) -> None:
+    def test_leaving_frees_every_port(self, listening: WorldRecord) -> None:
         """A process that has left the collective listens on no port any more.
 
         If this fails: a server, tracker or store outlives the `with` block that made it.
         """
-        assert [(rank.leaks or {}).get("ports") for rank in left.ranks] == [[], []]
+        assert [(rank.leaks or {}).get("ports") for rank in listening.ranks] == [[], []]
 
     def test_no_port_is_open_to_others(self, listening: WorldRecord) -> None:
         """While ranks of one machine train, nothing connects to them at another address.
@@ -309,12 +303,12 @@ class ContractTier:
                     stack.enter_context(socket.create_server(("", port)))
             assert len(_reports(self._list_ports(tmp_path))) == 2
 
-    def test_leaving_restores_the_environment(self, left: WorldRecord) -> None:
+    def test_leaving_restores_the_environment(self, listening: WorldRecord) -> None:
         """A process that has left the collective has the environment that it had before.
 
         If this fails: `joined` or `offering` sets variables and doesn't restore them.
         """
-        assert [(rank.leaks or {}).get("variables") for rank in left.ranks] == [[], []]
+        assert [(rank.leaks or {}).get("variables") for rank in listening.ranks] == [[], []]
 
     def test_what_training_raises_is_told(self, tmp_path: Path) -> None:
         """An exception of the training function is reported as it is, also `sys.exit(1)`.
