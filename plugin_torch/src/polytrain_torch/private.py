@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
@@ -68,6 +69,15 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
     The wrapper has no public name for it, and its `state_dict` has a prefix in all names.
     """
     return getattr(module, "_orig_mod", None)
+
+
+def send_buffers(model: DistributedDataParallel) -> None:
+    """Have DDP send rank 0's buffers now, which it does by itself only before a forward pass.
+
+    All ranks call this.
+    """
+    if model.broadcast_buffers and next(model.module.buffers(), None) is not None:
+        model._sync_buffers()
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -38,6 +38,7 @@ from polytrain_torch.transformers.adapters import (
     write_buffers,
 )
 from polytrain_torch.transformers.best_model import restore_best
+from polytrain_torch.transformers.buffers import send_before_evaluations
 from polytrain_torch.transformers.kept_steps import KeptSteps
 from polytrain_torch.transformers.loggers import KeptEvents
 from polytrain_torch.transformers.made_by import (
@@ -98,6 +99,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     own_train = trainer.train
     is_resumed = False
     take_batches(trainer, is_resumed=lambda: is_resumed)
+    send_before_evaluations(trainer)
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         nonlocal is_resumed, is_first_call
