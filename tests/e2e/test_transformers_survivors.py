@@ -23,7 +23,7 @@ from polytrain import CheckpointConfig, Result, RunConfig
 fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 
-def train(config: dict[str, Any]) -> None:
+def train(config: dict[str, Any]) -> float:
     """Rank `rank` dies at a place of a step, counted from 1, in the first attempt."""
     import os
     import signal
@@ -52,6 +52,7 @@ def train(config: dict[str, Any]) -> None:
 
     class Regression(PreTrainedModel):
         config_class = PretrainedConfig
+        main_input_name = "x"
 
         def __init__(self, config: PretrainedConfig) -> None:
             super().__init__(config)
@@ -62,6 +63,10 @@ def train(config: dict[str, Any]) -> None:
                 torch.nn.Linear(8, 1),
             )
             self.post_init()
+
+        def num_parameters(self, **_: Any) -> int:
+            # Its operations differ by rank, as those of batches of other lengths.
+            return 10 + context.get_world_rank()
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             at("forward" if self.training else "evaluation")
@@ -133,6 +138,7 @@ def train(config: dict[str, Any]) -> None:
                 "eval_strategy": "steps",
                 "eval_steps": 4,
                 "save_steps": 1000,
+                "include_num_input_tokens_seen": "all",
                 **config["arguments"],
             },
         ),
@@ -147,6 +153,7 @@ def train(config: dict[str, Any]) -> None:
         for _ in trainer.get_train_dataloader():
             break
     trainer.train()
+    return trainer.state.total_flos
 
 
 def fit(
@@ -162,12 +169,13 @@ def fit(
 
 
 def reported(result: Result) -> list[dict[str, Any]]:
-    """Its metrics, but for times."""
+    """Its metrics, but for times; and all ranks' operations, which are added up since a log."""
     timed = ("_runtime", "_per_second")
-    return [
+    metrics = [
         {name: each for name, each in report.items() if not name.endswith(timed)}
         for report in result.history
     ]
+    return [*metrics, {"operations": result.return_value}]
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +244,8 @@ STOPS = {"load_best_model_at_end": True, "save_steps": 4}
         only_in_sweep("evaluation", 7, {"arguments": EPOCHS}),
         # The evaluation after the eighth step stops the training.
         only_in_sweep("evaluation", 9, {"arguments": STOPS, "stops": [1]}),
+        # In mid-epoch, whose end logs values of that step.
+        ("evaluation", 9, {"arguments": {**STOPS, "logging_strategy": "epoch"}, "stops": [1]}),
         # The second of two evaluations without progress comes after the restart.
         ("backward", 10, {"arguments": {**STOPS, "num_train_epochs": 3}, "stops": [2]}),
         # Each rank has its own statistics.

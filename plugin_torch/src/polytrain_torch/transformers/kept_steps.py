@@ -2,7 +2,8 @@
 
 A step ends with what the trainer's callbacks have asked for: a log, an evaluation, a checkpoint.
 The state is kept before that, with what is still to be done, and again after each report. So a
-restart does the rest, and then begins the next step, as from a checkpoint that the trainer saves.
+restart does the rest, and then begins the next step. A checkpoint that the trainer saves says what
+is left of an epoch, whose end may come after it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from polytrain import get_context
 from polytrain.extension import survivor
 from polytrain_plugins import Batches
 from polytrain_torch.checkpoints.rank_parts import (
@@ -27,6 +29,7 @@ from polytrain_torch.checkpoints.rank_parts import (
 )
 from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
+from polytrain_torch.collectives.stopping import any_rank
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.randomness import (
     random_state,
@@ -37,7 +40,8 @@ from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.transformers.adapters import is_adapted, write_buffers
-from polytrain_torch.transformers.private import LogSums
+from polytrain_torch.transformers.made_by import LEFT, made_by
+from polytrain_torch.transformers.private import LogSums, replace_loading_random
 
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
@@ -110,6 +114,10 @@ class KeptSteps(TrainerCallback):
         self._has_forecast = False
         """Whether the current training step has said what it ends with."""
 
+        self._operations = 0.0
+        """Number of floating-point operations of the current batch."""
+
+        self._load_random = replace_loading_random(trainer, self._loading_random)
         self._own_batches, self._own_step = trainer.get_batch_samples, trainer.training_step
         trainer.get_batch_samples, trainer.training_step = self._batches, self._step
         # Like that of `weigh_backward`, which wraps no other one.
@@ -118,11 +126,17 @@ class KeptSteps(TrainerCallback):
     # Called by the trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> Any:
-        """Do what a survivor's state has left to do, and begin to keep the state."""
+        """Do what the checkpoint has left to do, and begin to keep the state."""
         self._keeper, self._resumed = None, _Resumed()
-        directory = self._reports.resumes_from
-        if directory is not None and (directory / _FILE).exists():
-            self._resume(directory)
+        directory, files = self._reports.resumes_from, self._reports.files
+        if directory is not None and files is not None:
+            if (directory / _FILE).exists():
+                self._resume(directory)
+            else:
+                self._resume_saved(files)
+            if state.global_step >= state.max_steps:
+                # The trainer looks at that after a step only, and would take one more.
+                self._trainer.control.should_training_stop = self._resumed.stops = True
         self._begin(objects)
         return self._trainer.control
 
@@ -160,7 +174,8 @@ class KeptSteps(TrainerCallback):
         epoch: float,
         ignored: Any,
         _start: float | None,
-        learning_rate: float | None = None,
+        *,
+        learning_rate: float | None,
     ) -> bool:
         """Keep the state; return whether there is anything to end.
 
@@ -169,11 +184,9 @@ class KeptSteps(TrainerCallback):
         if self._resumed.skips_end:
             self._resumed.skips_end = False
             return False
-        if self._keeper is None:
-            return True
         trained = self._trainer.state.epoch
         self._end = {
-            "grad_norm": None if grad_norm is None else float(grad_norm),
+            "grad_norm": grad_norm,
             "learning_rate": learning_rate,
             "epoch": epoch,
             "ignored": ignored,
@@ -182,10 +195,28 @@ class KeptSteps(TrainerCallback):
         }
         flags = self._flags
         self._is_asked = any(flags[name] for name in _ASKED)
-        if not self._is_epoch_end:
+        if self._keeper is not None and not self._is_epoch_end:
             self._keeper.expect_step()
         self._keep()
         return True
+
+    def values_of_step(self, grad_norm: Any, learning_rate: float | None) -> tuple[Any, Any]:
+        """Return what an end logs of its last step, also of one before a restart."""
+        last = self._resumed.last_step
+        return (grad_norm, learning_rate) if last is None or learning_rate is not None else last
+
+    def left(self) -> Mapping[str, Any] | None:
+        """Return what a checkpoint leaves of the current end: stops. All ranks call this.
+
+        That the last step is reached is no stop: a run may be resumed with more of them.
+        """
+        flags, state = self._flags, self._trainer.state
+        is_over = state.global_step >= state.max_steps
+        stops = {
+            "should_training_stop": any_rank(flags["should_training_stop"] and not is_over),
+            "should_epoch_stop": any_rank(flags["should_epoch_stop"]),
+        }
+        return self._end_with({**dict.fromkeys(flags, False), **stops}) if self._end else None
 
     def before_report(self, metrics: Mapping[str, Any]) -> None:
         """Keep the state with the report of a checkpoint, which is about to be made."""
@@ -201,12 +232,11 @@ class KeptSteps(TrainerCallback):
     def _keep(self, reported: Mapping[str, Any] | None = None) -> None:
         if self._keeper is not None:
             flags = self._flags
-            left = {"flags": flags, "operations": float(self._trainer.current_flos)}
             self._keeper.at_end_of_step(
                 _Known(
                     state=self._state(),
                     logs=len(self._trainer.state.log_history),
-                    end={**self._end, **left},
+                    end=self._end_with(flags),
                 ),
                 self._own(),
                 reported=reported,
@@ -226,8 +256,13 @@ class KeptSteps(TrainerCallback):
         known = {each.name: getattr(state, each.name) for each in fields(state)}
         return {**known, "stateful_callbacks": of_callbacks}
 
+    def _end_with(self, flags: Mapping[str, bool]) -> State:
+        # Read late: it may be on a GPU, which nobody waits for in each step.
+        norm = self._end.get("grad_norm")
+        return {**self._end, "grad_norm": None if norm is None else float(norm), "flags": flags}
+
     def _own(self) -> State:
-        return {"sums": self._sums.kept()}
+        return {"sums": self._sums.kept(), "operations": float(self._trainer.current_flos)}
 
     @property
     def _flags(self) -> dict[str, bool]:
@@ -279,9 +314,11 @@ class KeptSteps(TrainerCallback):
             return "it searches for hyperparameters"
         return None
 
-    def _step(self, *args: Any, **options: Any) -> Any:
+    def _step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         self._has_forecast = False
-        loss = self._own_step(*args, **options)
+        if self._keeper is not None:
+            self._operations = float(self._trainer.floating_point_ops(inputs))
+        loss = self._own_step(model, inputs, *args, **options)
         if not self._has_forecast:
             self._forecast(loss)
         return loss
@@ -293,7 +330,8 @@ class KeptSteps(TrainerCallback):
 
     def _forecast(self, loss: torch.Tensor) -> None:
         if self._keeper is not None:
-            self._keeper.after_forward({"sums": self._sums.kept(loss)})
+            operations = float(self._trainer.current_flos) + self._operations
+            self._keeper.after_forward({"sums": self._sums.kept(loss), "operations": operations})
             self._has_forecast = True
 
     # Called by the survivor's thread
@@ -324,21 +362,46 @@ class KeptSteps(TrainerCallback):
     # After a restart
 
     def _resume(self, directory: Path) -> None:
-        trainer, saved = self._trainer, loaded(directory / _FILE)
+        saved = loaded(directory / _FILE)
         own, found = {"own": saved["own"]}, found_beside(directory)
         if found is not None:
             own = own_states(own, found, directory)
         self._sums.restore(own["own"]["sums"])
-        trainer.current_flos = saved["end"]["operations"]
+        self._trainer.current_flos = own["own"]["operations"]
         restore_random_states(directory)
         self._end_again(saved["end"])
-        flags, is_last = self._flags, saved["end"]["is_last_step"]
+        self._continue(saved["end"], random=random_state())
+
+    def _resume_saved(self, files: Path) -> None:
+        end = (made_by(files) or {}).get(LEFT)
+        if end is None:
+            return
+        if get_context().get_attempt() == 0:
+            # A run that begins with another one's checkpoint decides for itself.
+            self._continue(end, random=None)
+            return
+        ends_epoch = end["is_last_step"] and not end["is_epoch_end"]
+        if ends_epoch:
+            self._load_random(str(files))
+        self._end_again(end)
+        self._continue(end, random=random_state() if ends_epoch else None)
+
+    def _continue(self, end: Mapping[str, Any], *, random: dict[str, Any] | None) -> None:
+        """Note how the training continues after an end, by the flags that it has left."""
+        flags, is_last = self._flags, end["is_last_step"]
         self._resumed = _Resumed(
-            random=random_state(),
+            random=random,
+            loads_random=random is None,
             is_between_epochs=is_last,
+            is_after_epoch=is_last or end["is_epoch_end"],
             stops=flags["should_training_stop"] or (flags["should_epoch_stop"] and not is_last),
             stops_epoch=flags["should_epoch_stop"],
+            last_step=(end["grad_norm"], end["learning_rate"]),
         )
+
+    def _loading_random(self, own_load: Any, checkpoint: str | None) -> None:
+        if self._resumed.loads_random:
+            own_load(checkpoint)
 
     def _end_again(self, end: Mapping[str, Any]) -> None:
         """Do what was left of a step, and of the epoch if it was the last one."""
@@ -371,7 +434,7 @@ class KeptSteps(TrainerCallback):
         if not resumed.stops:
             return self._own_batches(*args, **options)
         # The trainer looks for a stop only after a step, which the training has stopped before.
-        resumed.stops, resumed.skips_end = False, resumed.is_between_epochs
+        resumed.stops, resumed.skips_end = False, resumed.is_after_epoch
         return [], None
 
 
@@ -390,13 +453,22 @@ def draws_again(loader: Any) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class _Resumed:
-    """How the first step after a survivor's state begins."""
+    """How the first step after a restart begins."""
 
     random: dict[str, Any] | None = None
-    """The random states to begin it with."""
+    """The random states to begin it with, if they aren't those in the trainer's files."""
+
+    loads_random: bool = True
+    """Whether the trainer loads the random states in its files."""
 
     is_between_epochs: bool = False
     """Whether it is the first of its epoch."""
+
+    is_after_epoch: bool = False
+    """Whether the end of an epoch is done."""
+
+    last_step: tuple[Any, Any] | None = None
+    """The norm of gradients and the learning rate of the step before it."""
 
     stops: bool = False
     """Whether there is no such step: the training, or its epoch, has been stopped."""

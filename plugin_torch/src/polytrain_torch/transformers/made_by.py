@@ -22,16 +22,29 @@ calls = Calls("train()")
 SUMS = "sums"
 """Kind and name of what a trainer adds up for its logs, among the states that differ by rank."""
 
+LEFT = "left"
+"""Name of what a checkpoint leaves of the end of a step or an epoch."""
+
 _FILE = "trained_by.json"
 """File beside the trainer's in a checkpoint: the call that saved it, and its rows per step."""
 
 
 def write_made_by(
-    directory: Path, reports: ReportCallback, args: Any, sums: Mapping[str, Any] | None = None
+    directory: Path,
+    reports: ReportCallback,
+    args: Any,
+    *,
+    sums: Mapping[str, Any] | None = None,
+    left: Mapping[str, Any] | None = None,
 ) -> None:
     """Write which call saves the trainer's files in a directory, and its rows per step.
 
-    `sums` is what it has added up for its logs, on rank 0; None if that is elsewhere.
+    Args:
+        directory: where to.
+        reports: the callback that reports the checkpoint.
+        args: the trainer's `TrainingArguments`.
+        sums: what it has added up for its logs, on rank 0; None if that is elsewhere.
+        left: what the checkpoint leaves of the end of a step or an epoch; None likewise.
     """
     content = {
         "call": reports.call,
@@ -39,6 +52,7 @@ def write_made_by(
         "rows_per_step": _rows(args),
         "batches_per_epoch": reports.batches_per_epoch,
         SUMS: sums,
+        LEFT: left,
     }
     (directory / _FILE).write_text(json.dumps(content))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..
     """
     trainer._maybe_log_save_evaluate = end = make(trainer._maybe_log_save_evaluate)
     return end
+
+
+def replace_loading_random(trainer: Any, load: Callable[[Any, str | None], None]) -> Any:
+    """Replace the method by which a Transformers trainer restores random states; return its own.
+
+    It calls it at the first step after a restart. `load` gets its own and the directory.
+    """
+    own = trainer._load_rng_state
+    trainer._load_rng_state = partial(load, own)
+    return own
 
 
 class LogSums:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         keep_all_batches("Transformers finds its place in an epoch by the number of steps")
         checkpoint = get_checkpoint()
         is_resumed = False
-        reports.resumes_from = reports.best = None
+        reports.resumes_from = reports.files = reports.best = None
         reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
@@ -116,7 +117,8 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             directory = Path(checkpoint.path)
             files = _files_of(directory)
             if is_resumed_from(files, reports.call, trainer):
-                reports.resumes_from, resume_from_checkpoint = directory, str(files)
+                reports.resumes_from, reports.files = directory, files
+                resume_from_checkpoint = str(files)
                 reports.best = restore_best(files, trainer.args, files_in=reports.CHECKPOINT_NAME)
                 is_resumed = made_by(files) is not None
                 if is_resumed:
@@ -127,15 +129,19 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
                 # DDP will broadcast this model's buffers: the trainer keeps the unwrapped model.
                 models_in_ddp.add(trainer.model)
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
-        result = own_train(resume_from_checkpoint, *args, **options)
+        with _no_second_start(trainer.args, reports.files):
+            result = own_train(resume_from_checkpoint, *args, **options)
         agree_on_call("the end of train()")
         return result
 
     def ending_step(own_end: Any) -> Any:
-        def end_step(*args: Any, **options: Any) -> None:
-            if not steps.before_end(*args, **options):
+        def end_step(
+            loss: Any, grad_norm: Any, *args: Any, learning_rate: float | None = None
+        ) -> None:
+            grad_norm, learning_rate = steps.values_of_step(grad_norm, learning_rate)
+            if not steps.before_end(loss, grad_norm, *args, learning_rate=learning_rate):
                 return
-            own_end(*args, **options)
+            own_end(loss, grad_norm, *args, learning_rate=learning_rate)
             steps.after_end()
             control = trainer.control
             # Nearly every step needs one vote only.
@@ -154,7 +160,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         write_beside=lambda files: write_made_by(files, reports, trainer.args),
         read_back=_read_back,
     )
-    reports._before_report = steps.before_report
+    reports._before_report, reports._left = steps.before_report, steps.left
     trainer.add_callback(steps)
     trainer.train = train
     return trainer
@@ -179,8 +185,14 @@ class ReportCallback(TrainerCallback):
         self.resumes_from: Path | None = None
         """The checkpoint that this call resumes from."""
 
+        self.files: Path | None = None
+        """The trainer's files in that checkpoint."""
+
         self.best: Path | None = None
         """The directory of the best model before that checkpoint."""
+
+        self._left: Callable[[], Mapping[str, Any] | None] = lambda: None
+        """Returns what a checkpoint leaves of the end of a step or an epoch, for the next one."""
 
         self._before_report: Callable[[Mapping[str, Any]], None] = lambda _: None
         """Called with the metrics before a checkpoint is reported."""
@@ -196,10 +208,10 @@ class ReportCallback(TrainerCallback):
         """Load this rank's own states, after the trainer has loaded rank 0's."""
         if self.best is not None:
             state.best_model_checkpoint = str(self.best)
-        if self.resumes_from is not None:
-            load_buffers(unwrapped(objects["model"]), _files_of(self.resumes_from))
+        if self.resumes_from is not None and self.files is not None:
+            load_buffers(unwrapped(objects["model"]), self.files)
             _restore_own(self.resumes_from, objects)
-            self._restore_sums(self.resumes_from)
+            self._restore_sums(self.resumes_from, self.files)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
@@ -218,10 +230,10 @@ class ReportCallback(TrainerCallback):
         if is_first_save(self) and dist.get_rank() == 0:
             _refuse_unsafe(directory)
             _read_back(directory, **objects)
-        sums = {} if self._sums is None else self._sums.as_json()
+        sums, left = {} if self._sums is None else self._sums.as_json(), self._left()
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
-                write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
+                write_made_by(part / self.CHECKPOINT_NAME, self, args, sums=sums, left=left)
                 model = unwrapped(objects["model"])
                 if self.is_whole and is_adapted(model):
                     write_buffers(model, model.state_dict(), part / self.CHECKPOINT_NAME)
@@ -235,9 +247,9 @@ class ReportCallback(TrainerCallback):
         if self._held:
             self._report(None)
 
-    def _restore_sums(self, directory: Path) -> None:
+    def _restore_sums(self, directory: Path, files: Path) -> None:
         """Continue what the trainer had added up for its logs when it saved a checkpoint."""
-        sums = (made_by(_files_of(directory)) or {}).get(SUMS)
+        sums = (made_by(files) or {}).get(SUMS)
         if not sums or self._sums is None:
             return
         found = found_beside(directory)
@@ -289,6 +301,23 @@ def _restore_callbacks(trainer: Trainer, files: Path) -> None:
         for each, state in zip(callbacks, states[-len(callbacks) :], strict=False):
             for attribute, value in state.get("attributes", {}).items():
                 setattr(each, attribute, value)
+
+
+@contextmanager
+def _no_second_start(args: Any, resumed: Path | None) -> Iterator[None]:
+    """Have a trainer not evaluate before its first step in a block, if a restart resumes it.
+
+    The evaluation would be reported again, and an early stop would count it.
+    """
+    evaluates = args.eval_on_start
+    file = None if resumed is None else resumed / TRAINER_STATE_NAME
+    if file is not None and file.exists() and get_context().get_attempt() > 0:
+        has_begun = TrainerState.load_from_json(str(file)).global_step > 0
+        args.eval_on_start = evaluates and not has_begun
+    try:
+        yield
+    finally:
+        args.eval_on_start = evaluates
 
 
 def _reports(callback: Any) -> bool:
