@@ -142,7 +142,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_of_many_drivers_one_gets_the_run(location: Location, start: Start) -> None:
-    drivers = [start(location) for _ in range(6)]
+    drivers = [start(location) for _ in range(4)]
     for driver in drivers:
         driver.say("go")
     answers = {driver: driver.hear() for driver in drivers}
