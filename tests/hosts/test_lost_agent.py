@@ -14,6 +14,7 @@ from tests.e2e.torch_runs import equal
 from tests.hosts import lost_agent_driver
 from tests.hosts.lost_agent_driver import STEPS
 from tests.hosts.test_lost_host import _entries
+from tests.sweeps import only_in_sweep
 
 from polytrain import Result
 from polytrain.testing.hosts import Host, hosts, join_ray, ray_on
@@ -26,13 +27,18 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def lose_hosts(
-    path: Path, *ranks: int, meddle: Callable[[Host], object] = lambda host: None, **config: Any
+    path: Path,
+    *ranks: int,
+    lose: Callable[[Host], object] = Host.kill,
+    meddle: Callable[[Host], object] = lambda host: None,
+    **config: Any,
 ) -> dict[str, Any]:
     """Train on two hosts, of which those of these ranks are lost, and others take their places.
 
     Args:
         path: a directory that all hosts share.
         ranks: the ranks. The first one stands still before its host is lost.
+        lose: is called with each of those hosts.
         meddle: is called with each of the two hosts before.
         config: what is trained.
 
@@ -61,7 +67,7 @@ def lose_hosts(
         for host in both:
             meddle(host)
         for rank in ranks:
-            both[rank].kill()
+            lose(both[rank])
         printed, _ = driver.communicate(timeout=240)
         assert "finished True restarts 1" in printed, printed
     [asked] = _entries(path, "SurvivorsAsked")
@@ -109,12 +115,24 @@ def test_replicas_repeat_no_step(tmp_path: Path, lost: Path, rank: int) -> None:
 SHARDS = {"strategy": "fsdp", "memory": 2, "written_by": "every_rank"}
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.only_in_sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("rank", "lose", "message"),
+    [
+        (1, Host.cut_off, "is silent"),
+        only_in_sweep(1, Host.kill, ""),
+        only_in_sweep(0, Host.kill, ""),
+    ],
+    ids=["vanishes", "killed", "killed with rank 0"],
+)
 def test_shards_continue_from_the_copies_on_another_host(
-    tmp_path: Path, lost: Path, rank: int
+    tmp_path: Path, lost: Path, rank: int, lose: Callable[[Host], object], message: str
 ) -> None:
-    asked = lose_hosts(lost, rank, **SHARDS)
+    asked = lose_hosts(lost, rank, lose=lose, **SHARDS)
     assert asked["reason"] == ""
+    [ended] = _entries(lost, "AttemptEnded")
+    assert ended["failure"]["kind"] == "NODE_LOST"
+    assert message in ended["failure"]["message"]
     [kept, _] = [each["hosts"] for each in _entries(lost, "Launched")]
     assert asked["hosts"] == [kept[1 - rank]]
     assert len(steps_of(lost, rank)) < STANDS_BEFORE + STEPS
