@@ -201,7 +201,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert printed.endswith("12 checks, 3 failed.\n")
 
 
+# In `make test`, `test_doctor_links` has the nodes of a cluster checked.
 @pytest.mark.on_ray
+@pytest.mark.only_in_sweep
 def test_every_node_is_checked(tmp_path: Path) -> None:
     done = subprocess.run(
         [

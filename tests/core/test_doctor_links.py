@@ -18,7 +18,7 @@ from tests.sweeps import only_in_sweep
 from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
-from polytrain.view.doctor import links
+from polytrain.view.doctor import links, machine
 from polytrain.view.doctor.finding import Finding, Verdict, checked
 from polytrain.view.doctor.links import (
     Endpoint,
@@ -201,7 +201,8 @@ from dataclasses import asdict, replace
 import ray
 from ray.cluster_utils import Cluster
 from polytrain.policy.placement import NodeAddress
-from polytrain.view.doctor import links
+from polytrain.storage.location import Location
+from polytrain.view.doctor import links, nodes as doctor_nodes
 from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain_plugins import load_backend
 
@@ -227,17 +228,20 @@ class SilentEngine(ReferenceEngine):
         __import__("threading").Event().wait()
         yield
 
-head = {"include_dashboard": False, "num_cpus": 1, "num_gpus": 2}
+has_gpus = sys.argv[2] == "all"
+head = {"include_dashboard": False, "num_cpus": 1, "num_gpus": 2 * has_gpus}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-cluster.add_node(num_cpus=1, num_gpus=1)
+cluster.add_node(num_cpus=1, num_gpus=1 * has_gpus)
 cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
 nodes = [NodeAddress(node_id=n["NodeID"], host=n["NodeManagerAddress"]) for n in ray.nodes()]
 found = {}
-for backend in [Misnamed(), load_backend(sys.argv[1])()]:
-    found[type(backend).__name__] = list(links.findings_of_links([backend], nodes, {}))
+location = Location.of(sys.argv[3])
+found["Misnamed"] = list(doctor_nodes.findings_of_nodes(location, [Misnamed()]))
+backend = load_backend(sys.argv[1])()
+found[type(backend).__name__] = list(links.findings_of_links([backend], nodes, {}))
 gpus = {n["NodeID"]: n["Resources"].get("GPU", 0.0) for n in ray.nodes()}
-if sys.argv[2] == "all":
+if has_gpus:
     found["Silent"] = list(links.findings_of_links([Silent()], nodes, {}, join_timeout_s=1))
     found["GPUs"] = list(links.findings_of_links([Reference()], nodes, gpus))
 print("FOUND " + json.dumps({k: [asdict(f) for f in each] for k, each in found.items()}))
@@ -251,19 +255,26 @@ cluster.shutdown()
     ("name", "which"), [("reference", "few"), only_in_sweep("torch", "few"), ALL]
 )
 def test_two_nodes(name: str, which: str, tmp_path: Path) -> None:
-    """Actors on two raylets join each other, and what keeps them from it is shown."""
-    script = tmp_path / "script.py"
+    """Each is checked; actors on both join each other, and what keeps them from it is shown."""
+    script, storage = tmp_path / "script.py", tmp_path / "storage"
+    storage.mkdir()
     script.write_text(TWO_NODES)
     done = subprocess.run(
-        [sys.executable, str(script), name, which], capture_output=True, text=True, check=False
+        [sys.executable, script, name, which, storage], capture_output=True, text=True, check=False
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stdout + done.stderr
     found = json.loads(lines[0].removeprefix("FOUND "))
+    of_node = [*machine.CHECKS, "versions", "storage", "clock"]
+    on_nodes = [found["Misnamed"].pop(0) for _ in range(2 * len(of_node))]
+    assert [each["check"].partition(": ")[2] for each in on_nodes] == 2 * of_node
+    assert not [each for each in on_nodes if each["verdict"] == "failed"]
+    assert list(storage.iterdir()) == []
     for each in found.values():
         tcp = [each.pop(0) for _ in range(2)]
         assert [finding["what"] for finding in tcp] == ["1 other node connects to it"] * 2
-    misnamed, _ = found.pop("Misnamed")
+    misnamed, *others = found.pop("Misnamed")
+    assert len(others) == (3 if which == "all" else 1)
     assert misnamed["verdict"] == "failed"
     assert misnamed["what"].startswith("they didn't join: ConnectionRefusedError: ")
     assert "127.0.1.1" in misnamed["remedy"]
