@@ -18,9 +18,18 @@ from tests.e2e.test_exactly_once import (
     with_torch,
     with_xgboost,
 )
+from tests.sweeps import only_in_sweep
 
 import polytrain
-from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import (
+    FailureConfig,
+    InvalidJobError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 from polytrain.testing.processes import eventually, title
 from polytrain_plugins import Report, hookimpl
 
@@ -105,7 +114,12 @@ def sizes(path: Path) -> list[int]:
     return [line["world_size"] for line in journal(path / "run", "Launched")]
 
 
-@pytest.mark.parametrize("backend", ["torch", "xgboost"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "backend",
+    # In `make test`, torch grows in the test of virtual workers.
+    [only_in_sweep("torch"), "xgboost"],
+)
 def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
     tmp_path: Path, backend: str
 ) -> None:
@@ -199,10 +213,47 @@ def test_a_standby_takes_the_place_of_a_rank_of_a_lost_host(tmp_path: Path) -> N
 
 
 def test_a_run_that_can_never_have_its_least_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(polytrain.InvalidJobError, match=r"5 is more than the cluster can hold"):
+    with pytest.raises(InvalidJobError, match=r"5 is more than the cluster can hold"):
         fit(tmp_path, ScalingConfig(num_workers=(5, 8)))
 
 
 def test_standbys_that_can_never_be_had_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(polytrain.InvalidJobError, match=r"ScalingConfig.standby.*Use standby=2"):
+    with pytest.raises(InvalidJobError, match=r"ScalingConfig.standby.*Use standby=2"):
         fit(tmp_path, ScalingConfig(num_workers=2, standby=3))
+
+
+def nothing() -> None:
+    pass
+
+
+def test_more_workers_than_the_cluster_holds(quiet: RunConfig) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer(
+            "reference", nothing, scaling_config=ScalingConfig(num_workers=5), run_config=quiet
+        )
+    [problem] = caught.value.problems
+    assert problem.field == "ScalingConfig.num_workers"
+    assert "1 node (4 CPU)" in problem.what
+    assert problem.remedy == "Use num_workers=4"
+    assert ray.util.placement_group_table() == {} or all(
+        group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
+    )
+
+
+def test_resource_that_the_cluster_lacks(quiet: RunConfig) -> None:
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"unobtainium": 1})
+    with pytest.raises(InvalidJobError, match="0 unobtainium"):
+        make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet)
+
+
+def test_start_that_takes_too_long(quiet: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """The cluster could hold the workers, but somebody else has the CPUs."""
+    taken = ray.util.placement_group([{"CPU": 3}])
+    ray.get(taken.ready())
+    try:
+        scaling = ScalingConfig(num_workers=2, start_timeout_s=0.5)
+        with pytest.raises(TrainingFailedError, match=r"could not be placed within 0\.5 s"):
+            make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet).fit()
+    finally:
+        ray.util.remove_placement_group(taken)
+    assert "2 workers of 1 CPU each; the cluster has" in caplog.text
