@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,9 +39,11 @@ def main() -> int:
     arguments = _arguments()
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="polytrain-crash-", dir=arguments.directory))
-    with s3(BUCKET) as environment:
+    needs_bucket = arguments.bucket or arguments.ray
+    with s3(BUCKET) if needs_bucket else nullcontext({}) as environment:
         os.environ.update(environment)
-        warm_up((*IN_DIRECTORY, IN_BUCKET), directory)
+        in_bucket = (IN_BUCKET,) if arguments.bucket else ()
+        warm_up((*IN_DIRECTORY[-arguments.scenarios :], *in_bucket), directory)
         random = Random(arguments.seed)
         verdicts = []
         for verdict in chain(
@@ -66,6 +69,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.crash.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="chooses cases and visits")
     parser.add_argument("--inline", type=int, help="inline cases in a directory; all by default")
+    parser.add_argument(
+        "--scenarios",
+        type=int,
+        choices=range(1, len(IN_DIRECTORY) + 1),
+        default=len(IN_DIRECTORY),
+        help="of these, the last so many",
+    )
     parser.add_argument("--bucket", type=int, default=200, help="inline cases in a bucket")
     parser.add_argument("--ray", type=int, default=60, help="cases with workers")
     parser.add_argument("--visits", type=int, default=1, help="of each line that are tried inline")
@@ -79,7 +89,7 @@ def _arguments() -> argparse.Namespace:
 def _inline(directory: Path, arguments: argparse.Namespace, random: Random) -> Iterator[Verdict]:
     inline = Inline(directory=directory, random=random, visits=arguments.visits)
     cases = []
-    for scenario in IN_DIRECTORY:
+    for scenario in IN_DIRECTORY[-arguments.scenarios :]:
         fresh = inline.cases(scenario)
         some = len(fresh) // 10
         cases += fresh
@@ -88,7 +98,9 @@ def _inline(directory: Path, arguments: argparse.Namespace, random: Random) -> I
         cases += inline.cases_of_resumed_runs(scenario)
     if arguments.inline is not None:
         cases = spread(cases, arguments.inline, _file, random=random)
-    in_bucket = spread(inline.cases(IN_BUCKET), arguments.bucket, _file, random=random)
+    in_bucket: list[Case] = []
+    if arguments.bucket:
+        in_bucket = spread(inline.cases(IN_BUCKET), arguments.bucket, _file, random=random)
     yield from inline.wrong
     # The server isn't made for several clients.
     for kind, chosen, jobs in (("inline", cases, arguments.jobs), ("bucket", in_bucket, 1)):

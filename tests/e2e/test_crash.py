@@ -15,16 +15,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("inline", "in_bucket", "with_workers"), [(4, 1, 0), only_in_sweep(30, 2, 2)]
+    ("inline", "scenarios", "in_bucket", "with_workers"), [(4, 1, 0, 0), only_in_sweep(30, 3, 2, 2)]
 )
 def test_whoever_dies_wherever_the_run_ends_as_if_nothing_had_happened(
-    tmp_path: Path, inline: int, in_bucket: int, with_workers: int
+    tmp_path: Path, inline: int, scenarios: int, in_bucket: int, with_workers: int
 ) -> None:
     crash_test = subprocess.run(
         [
             *(sys.executable, "-m", "tests.crash.run", "--directory", str(tmp_path)),
             *("--inline", str(inline), "--bucket", str(in_bucket), "--ray", str(with_workers)),
-            *("--visits", "1"),
+            *("--scenarios", str(scenarios), "--visits", "1"),
         ],
         cwd=ROOT,
         # Of this process's own cluster, which isn't the one that is used.
