@@ -577,3 +577,18 @@ def test_on_other_workers_callbacks_begin_with_rank_0s_state(
         quiet, train_apart, {**config, "epochs": 2}, workers=1, restore_from=made.checkpoint
     )
     assert [each[0] for each in resumed.return_values] == [3 + 6]
+
+
+def note_ranks(config: dict[str, Any]) -> tuple[int, int]:
+    import lightning.fabric.utilities.rank_zero
+    import torchmetrics.utilities.prints
+
+    noted = (lightning.fabric.utilities.rank_zero, torchmetrics.utilities.prints)
+    first, second = (module.rank_zero_only.rank for module in noted)
+    return first, second
+
+
+def test_a_rank_is_noted_before_there_is_a_trainer(quiet: RunConfig) -> None:
+    """Also in a fork of a process that has imported the libraries, and has no rank."""
+    result = fit_with_library(quiet, note_ranks, {})
+    assert result.return_values == ((0, 0), (1, 1))

@@ -1,12 +1,15 @@
-"""Imports optional libraries, with clear errors if one is missing or too old."""
+"""Imports optional libraries, with clear errors, and gives imported ones this process's rank."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
+
+from polytrain_plugins import Member
 
 _OLDEST = {
     "lightning": (
@@ -62,3 +65,17 @@ def _requirement(library: str) -> str:
     if library not in _OLDEST:
         return library
     return f"'{library}>={'.'.join(map(str, _OLDEST[library][0]))}'"
+
+
+def give_rank(me: Member) -> None:
+    """Correct the rank that libraries note when they are imported, from variables.
+
+    A worker process that is forked from one with these libraries had no rank by then.
+    """
+    for module, rank in (
+        ("lightning_utilities.core.rank_zero", me.rank),
+        ("torchmetrics.utilities.prints", me.local_rank),
+    ):
+        function = getattr(sys.modules.get(module), "rank_zero_only", None)
+        if hasattr(function, "rank"):
+            function.rank = rank

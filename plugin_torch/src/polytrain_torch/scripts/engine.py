@@ -20,6 +20,7 @@ from polytrain_plugins import World, changed_environment
 from polytrain_torch.collectives.node_group import forget_group
 from polytrain_torch.devices import show_gpus
 from polytrain_torch.engine import TorchEngine, variables
+from polytrain_torch.libraries import give_rank
 from polytrain_torch.private import process_groups
 from polytrain_torch.randomness import share_seed
 
@@ -34,6 +35,7 @@ class ScriptEngine(TorchEngine):
         show_gpus(world)
         store = self.store(world)
         with changed_environment(variables(world)):
+            give_rank(world.me)
             dist.init_process_group(
                 # Not NCCL: no GPU may be used before the script chooses one.
                 backend="gloo",
