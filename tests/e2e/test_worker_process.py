@@ -88,6 +88,30 @@ def test_directory_and_threads(quiet: RunConfig, capfd: pytest.CaptureFixture[st
         assert threads == "1"
 
 
+def test_numpy_uses_all_cpus_of_a_worker(quiet: RunConfig) -> None:
+    """A zygote imports it without threads, which it could not fork."""
+
+    def multiply() -> int:
+        import numpy as np
+
+        square = np.ones((500, 500))
+        np.matmul(square, square)
+        return len(os.listdir("/proc/self/task"))
+
+    one, two = (
+        make_trainer(
+            "reference",
+            multiply,
+            scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": cpus}),
+            run_config=dataclasses.replace(quiet, name=f"{cpus} CPUs"),
+        )
+        .fit()
+        .return_value
+        for cpus in (1, 2)
+    )
+    assert two == one + 1
+
+
 @pytest.mark.on_ray
 def test_threads_on_ray_are_as_many_as_the_cpus_of_a_worker(quiet: RunConfig) -> None:
     """Ray sets the variable too, in its own processes."""

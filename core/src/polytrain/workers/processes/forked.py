@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputRoute, flush_output
+from polytrain.linux.blas_threads import start_blas_threads
 from polytrain.linux.processes import die_with_parent, kill_session
 from polytrain.linux.progress_page import write_to
 from polytrain.observe.stacks import be_readable
@@ -125,6 +126,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
         _reseed()
+        start_blas_threads(os.environ)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
