@@ -200,6 +200,9 @@ def train_apart(config: dict[str, Any]) -> list[Any]:
     return [rows, model[1].running_mean.tolist()]
 
 
+# `test_accelerate` and `test_torch_rank_states` have such states in `make test`.
+@pytest.mark.sweep
+@pytest.mark.only_in_sweep
 def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig) -> None:
     """Progress, and BatchNorm's statistics."""
     undisturbed = fit_with_library(quiet, train_apart, {"dies_in": -1})

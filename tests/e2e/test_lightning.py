@@ -258,7 +258,7 @@ def finds_its_best_model_early(config: dict[str, Any]) -> Any:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("keeps_best", "moves_to"), [only_in_sweep(True, ""), (True, "2"), (False, "")]
+    ("keeps_best", "moves_to"), [only_in_sweep(True, ""), (True, "2"), only_in_sweep(False, "")]
 )
 def test_the_best_models_are_taken_from_the_runs_checkpoints(
     quiet: RunConfig,

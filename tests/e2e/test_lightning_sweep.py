@@ -291,8 +291,10 @@ def trains_in_order(config: dict[str, Any]) -> None:
     )
 
 
+# `test_row_weights` compares it with one process in `make test`.
 @pytest.mark.sweep
-@pytest.mark.parametrize("part", [0, *map(only_in_sweep, range(1, 6))])
+@pytest.mark.only_in_sweep
+@pytest.mark.parametrize("part", range(6))
 def test_two_workers_end_where_plain_lightning_ends(
     quiet: RunConfig, tmp_path: Path, part: int
 ) -> None:

@@ -40,7 +40,6 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a page's files are; also the home, where runs are stored by default."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
 @pytest.mark.parametrize("page", ORIGINS)
@@ -68,8 +67,9 @@ UNCHANGED = {"torchrun": 1e-4, "accelerate": 1e-4, "lightning": 0.2}
 @pytest.mark.only_in_sweep
 @pytest.mark.parametrize("page", ORIGINS)
 def test_a_script_prints_where_it_comes_from_what_it_prints_unchanged(
-    tmp_path: Path, page: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for name, text in files_of(f"{page}.md").items():
         Path(name).write_text(text)
     expected = printed(tmp_path, ORIGINS[page])

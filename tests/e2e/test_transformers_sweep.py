@@ -263,8 +263,10 @@ DRAWS_BY_WORKERS = "accelerator_config(use_seedable_sampler=False)"
 """With it, two workers draw another order than one: plain Transformers runs on two, too."""
 
 
+# `test_row_weights` compares it with one process in `make test`.
 @pytest.mark.sweep
-@pytest.mark.parametrize("part", [0, *map(only_in_sweep, range(1, 6))])
+@pytest.mark.only_in_sweep
+@pytest.mark.parametrize("part", range(6))
 def test_two_workers_end_where_plain_transformers_ends(
     quiet: RunConfig, tmp_path: Path, part: int
 ) -> None:
