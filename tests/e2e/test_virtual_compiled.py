@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
 
@@ -90,17 +89,19 @@ def on_one_worker(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Res
     return run
 
 
-# In `make test`, on one worker: `plugin_torch/test_virtual_workers` has compiled models on three.
+# For which sizes code is compiled, and compiled models on several workers, are tested by
+# `plugin_torch/test_virtual_workers` in `make test`, without waiting for a compiler of C++.
 @pytest.mark.sweep
+@pytest.mark.only_in_sweep
 @pytest.mark.parametrize(
     ("workers", "inside", "dynamic", "is_killed"),
     [
         (1, True, None, True),
-        only_in_sweep(2, True, None, True),
-        only_in_sweep(3, True, None, True),
-        only_in_sweep(4, True, None, False),
-        only_in_sweep(3, True, True, True),
-        only_in_sweep(2, False, None, True),
+        (2, True, None, True),
+        (3, True, None, True),
+        (4, True, None, False),
+        (3, True, True, True),
+        (2, False, None, True),
     ],
 )
 def test_compiled_code_has_the_same_bits_on_any_rank_and_after_a_kill(

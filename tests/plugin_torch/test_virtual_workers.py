@@ -33,6 +33,7 @@ from polytrain_torch import (
     prepare_data_loader,
     prepare_model,
 )
+from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.virtual_workers import VirtualWorkers, gradients, loop
 from polytrain_torch.virtual_workers.arithmetic import arithmetic, check_resumed, compare_ranks
 from polytrain_torch.virtual_workers.deterministic import (
@@ -382,16 +383,37 @@ def over_sockets() -> None:
     gradients._BUCKET = 1 << 10
 
 
+def trains_without_compiling() -> None:
+    with torch.compiler.set_stance("force_eager"):
+        trains_a_perceptron()
+
+
 def adds_over_sockets() -> None:
+    over_sockets()
+    trains_without_compiling()
+
+
+def adds_compiled_gradients_over_sockets() -> None:
     over_sockets()
     trains_a_perceptron()
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("by_sockets", "alone"),
+    [
+        (adds_over_sockets, trains_without_compiling),
+        only_in_sweep(adds_compiled_gradients_over_sockets, trains_a_perceptron),
+    ],
+)
 def test_sockets_have_the_bits_of_shared_memory(
-    on_one_worker: Callable[..., list[Any]], tmp_path: Path
+    on_one_worker: Callable[..., list[Any]],
+    by_sockets: Callable[[], None],
+    alone: Callable[[], None],
+    tmp_path: Path,
 ) -> None:
     """Which are those of one worker."""
-    assert in_world(adds_over_sockets, 3, tmp_path) == on_one_worker(trains_a_perceptron)
+    assert in_world(by_sockets, 3, tmp_path) == on_one_worker(alone)
 
 
 def changes_gradients_in_the_loop() -> None:
@@ -560,6 +582,22 @@ def test_a_mistake_is_an_error_that_says_what_to_do(
     function: Callable[[], None], tmp_path: Path
 ) -> None:
     inline(function, tmp_path)
+
+
+def test_code_is_compiled_for_each_size_whatever_was_compiled_before() -> None:
+    """By itself torch compiles the second size for all sizes: a restart begins with another one."""
+    compiled_for: list[Any] = []
+
+    def compiles(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled_for.extend(each.shape for each in inputs)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x.sum(), backend=compiles)
+    with compiled_by_shape():
+        for rows in (10, 5, 7, 10, 5):
+            compiled(torch.ones(rows, 3))
+    assert compiled_for == [(10, 3), (5, 3), (7, 3)]
+    assert all(type(size) is int for shape in compiled_for for size in shape)
 
 
 @pytest.mark.parametrize("first", [0, 15])
