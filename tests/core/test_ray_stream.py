@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import ray.data
+from tests.sweeps import only_in_sweep
 
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.read.describe import describe
@@ -33,7 +34,7 @@ from polytrain.workers.ray.streams import (
 ROWS = 103
 """A prime number: no world size divides it."""
 
-CPUS = 4
+CPUS = 2
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -124,7 +125,11 @@ def frames() -> Any:
     return ray.data.from_pandas([whole[:50], whole[50:51], whole[51:]])
 
 
-@pytest.mark.parametrize("make", [numbers, shuffled, filtered, items, frames])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "make",
+    [only_in_sweep(numbers), shuffled, only_in_sweep(filtered), only_in_sweep(items), frames],
+)
 def test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere(make: Any) -> None:
     dataset = make()
     expected = Counter(row["id"] for row in dataset.take_all())
@@ -172,11 +177,13 @@ def test_the_users_dataset_is_left_as_it_was() -> None:
     dataset = numbers()
     before = dataset.context.execution_options
     options = (before.preserve_order, before.resource_limits)
-    Ranks(dataset, {"CPU": 2}).epoch(2)
+    Ranks(dataset, {"CPU": 1}).epoch(2)
     after = dataset.context.execution_options
     assert (after.preserve_order, after.resource_limits) == options
 
 
+# `test_every_row_reaches_one_rank` also reads one rank after the other.
+@pytest.mark.only_in_sweep
 def test_ranks_go_at_their_own_pace() -> None:
     stream = Ranks(numbers())
     stream.begin(world_size=2)
@@ -231,7 +238,8 @@ def wait_until_stuck(directory: Path, waiting: Any) -> None:
     (directory / "free").touch()
 
 
-@pytest.mark.parametrize("shuffles", [False, True])
+@pytest.mark.sweep
+@pytest.mark.parametrize("shuffles", [only_in_sweep(False), True])
 def test_a_killed_actor_ends_what_runs(tmp_path: Path, shuffles: bool) -> None:
     """As at the end of an attempt: the next one has an actor of its own."""
     dataset = stuck(tmp_path)
@@ -262,8 +270,8 @@ def test_blocks_are_freed_as_they_are_read_and_made_as_they_are_wanted(tmp_path:
     stream.begin(world_size=1)
     for index in range(60):
         assert len(ray.get(stream.ask(0, index))) == 1
-        # What is in the store, what four tasks have begun, and what was taken.
-        assert len(list(tmp_path.iterdir())) <= most + 4 + index + 1
+        # What is in the store, what running tasks have begun, and what was taken.
+        assert len(list(tmp_path.iterdir())) <= most + CPUS + index + 1
         assert free - ray.available_resources()["object_store_memory"] < (most + 10) * (8 << 20)
     assert len(stream.rest(0, first=60)[0]) == blocks - 60
     ray.kill(stream.actor)
@@ -416,7 +424,9 @@ def test_waiting_for_a_cpu_is_reported_and_ends_when_there_is_one() -> None:
 
     greedy = Greedy.remote()
     ray.get(greedy.ready.remote())
-    stream = Ranks(ray.data.range(ROWS, override_num_blocks=4).map_batches(lambda b: b), {"CPU": 4})
+    stream = Ranks(
+        ray.data.range(ROWS, override_num_blocks=4).map_batches(lambda b: b), {"CPU": CPUS}
+    )
     notices = stream.actor.notices.options(num_returns="streaming").remote()
     stream.begin(world_size=1)
     waiting = stream.ask(0, 0)
