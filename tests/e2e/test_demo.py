@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-# All frameworks are imported, alone and in workers. What it shows has tests in `make test`.
-pytestmark = [pytest.mark.sweep, pytest.mark.only_in_sweep]
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
