@@ -20,11 +20,13 @@ ONLY_IN_SWEEP: Mapping[str, frozenset[str]] = {
             "test_each_row_counts_alike",
         }
     ),
-    # XGBoost, the quickest framework, has all. torch is killed in many a test of its own.
+    # XGBoost, the quickest framework, has all. These are killed in tests of their own.
     "TestTorch": frozenset(
         {"test_chaos_in_training", "test_chaos_around_training", "test_chaos_by_chance"}
     ),
-    "TestLightGBM": frozenset({"test_chaos_around_training", "test_chaos_by_chance"}),
+    "TestLightGBM": frozenset(
+        {"test_chaos_in_training", "test_chaos_around_training", "test_chaos_by_chance"}
+    ),
     # Before training begins it is the other reference backend.
     "TestShardedReference": frozenset({"test_chaos_around_training"}),
 }

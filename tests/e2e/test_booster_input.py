@@ -330,6 +330,7 @@ def test_queries(quiet: RunConfig, backend: str, dataset: str, queries: Any, wha
     assert found.startswith(f"datasets['{dataset}']: {what}")
 
 
+@pytest.mark.sweep(one_in=2)
 @both
 def test_columns_are_reported_by_their_names(
     quiet: RunConfig, backend: str, tmp_path: Path

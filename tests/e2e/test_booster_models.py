@@ -290,6 +290,7 @@ def test_early_stopping_begins_where_an_earlier_run_had_none(
     assert len(more.history) == 3
 
 
+@pytest.mark.sweep(one_in=2)
 @both
 def test_a_run_that_had_rounds_left_to_wait_goes_on_with_more_rounds(
     quiet: RunConfig, table: pa.Table, backend: str
@@ -319,6 +320,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.sweep(one_in=3)
 @both
 @pytest.mark.parametrize("is_of_classes", [True, False])
 def test_a_model_with_other_scores_for_each_row(

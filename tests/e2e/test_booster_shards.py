@@ -237,6 +237,7 @@ def test_leaves_of_lightgbm_dont_depend_on_where_rows_weigh_nothing(
     )
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("backend", "params"),
     [

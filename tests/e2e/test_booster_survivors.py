@@ -99,6 +99,7 @@ def test_no_round_is_repeated(
     assert result.history == undisturbed.history
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_worker_without_peers_continues_from_its_copy(quiet: RunConfig, backend: str) -> None:
     table = a_table()

@@ -358,6 +358,7 @@ def test_a_run_that_loses_a_worker_and_gets_another_ends_in_the_same_model(
     assert model_of(result) == trained(quiet, table, 1, **options)
 
 
+@pytest.mark.sweep(one_in=2)
 @both
 def test_a_run_that_goes_on_with_others_ends_in_the_same_model(
     quiet: RunConfig, table: pa.Table, backend: str

@@ -138,6 +138,7 @@ def fits(model: Any, label: Any, refusals: tuple[type[Exception], ...], **option
     return True
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.parametrize(("kind", "objective"), cases(XGBOOSTS))
 def test_predictions_are_those_of_xgboosts_own_estimator(kind: str, objective: Any) -> None:
     ours, theirs = XGB_KINDS[kind]
@@ -160,6 +161,7 @@ def test_predictions_are_those_of_xgboosts_own_estimator(kind: str, objective: A
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(one_in=3)
 @pytest.mark.filterwarnings("ignore:LightGBM knows no probabilities")
 @pytest.mark.parametrize(
     ("kind", "objective"),

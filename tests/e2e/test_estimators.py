@@ -57,7 +57,7 @@ def checks_of(*estimators: Any) -> pytest.MarkDecorator:
 
 
 # In `make test` each framework once and each kind of estimator once, the others in the sweep.
-@pytest.mark.sweep(one_in=3)
+@pytest.mark.sweep(one_in=4)
 @checks_of(
     PolytrainXGBClassifier(n_estimators=5, scaling_config=HERE),
     PolytrainLGBMRegressor(n_estimators=5, scaling_config=HERE, **FEW),

@@ -224,7 +224,9 @@ def test_a_fit_that_was_ended_stays_so(quiet: RunConfig, workers: int) -> None:
     assert result.metrics["epochs"] == []
 
 
+@pytest.mark.only_in_sweep
 def test_one_worker_is_enough(quiet: RunConfig) -> None:
+    """In `make test`, one fits, and dies, in the test before."""
     result = fit(quiet, workers=1)
     assert result.metrics["epoch"] == 5
     assert weights(result).shape == (3 * 8 + 8 + 8 + 1,)

@@ -262,7 +262,9 @@ def test_files_of_callbacks_are_written_once(ended: Ended) -> None:
     assert keras.models.load_model(ended.written / "best.keras").optimizer.iterations > 0
 
 
+@pytest.mark.only_in_sweep
 def test_one_worker_is_enough(quiet: RunConfig) -> None:
+    """In `make test`, `test_keras_copies` has one that dies."""
     result = fit(quiet, workers=1, rows=MANY_ROWS, model=with_state, epochs=2)
     assert result.metrics["val_accuracy"] > 0.5
     assert result.load_model().optimizer.iterations == 2 * (MANY_ROWS // 32)
@@ -272,6 +274,7 @@ def nothing() -> None:
     """As a function whose author has forgotten to return what it has made."""
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

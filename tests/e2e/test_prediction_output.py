@@ -59,7 +59,7 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["s3", "directory"])
 def output(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
@@ -150,6 +150,7 @@ RESUMED = f"""
 """
 
 
+@pytest.mark.sweep(one_in=2)
 def test_a_kill_costs_no_more_than_what_was_not_finished(
     result: Result, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_model_is_saved_after_the_same_batches(tmp_path: Path) -> None:
         assert files == {"3-1.weights.h5", "6-1.weights.h5"}, name
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize("now", [[], [keras.callbacks.TerminateOnNaN], [plateau, early_stopping]])
 def test_other_callbacks_than_before_begin_anew(tmp_path: Path, now: list[Make]) -> None:
     first = [early_stopping()]

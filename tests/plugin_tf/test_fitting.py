@@ -64,6 +64,7 @@ def test_without_the_callback_that_ended_it_training_goes_on(run: Run) -> None:
     assert len(run(5, restore_from=ended.checkpoint).history) == 3
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize(("epochs", "callbacks"), [(10, stopping(1)), (1, stopping(9)), (1, ())])
 def test_a_run_with_nothing_left_hands_its_start_on(run: Run, epochs: int, callbacks: Any) -> None:
     """Also that start's epochs, features, and the state of its callbacks."""
@@ -84,7 +85,7 @@ def test_epochs_and_patience_are_those_of_all_runs(run: Run) -> None:
     first = run(2, stopping(3))
     second = run(2, stopping(3), restore_from=first.checkpoint)
     third = run(20, stopping(3), restore_from=second.checkpoint)
-    assert len(third.history) == len(run(20, stopping(3)).history) - 2
+    assert len(third.history) == (3 + 1) - 2
 
 
 def test_columns_keep_their_order_from_run_to_run(run: Run) -> None:

@@ -89,6 +89,7 @@ def test_later_epochs_are_whole(
     assert resumed["warnings"] == epochs.count(2)
 
 
+@pytest.mark.sweep(one_in=2)
 @pytest.mark.parametrize("killed_in", [1, 2])
 def test_the_fit_that_saved_is_the_one_that_resumes(tmp_path: Path, killed_in: int) -> None:
     """Of two in a function. The first can't resume from what the second has saved."""
