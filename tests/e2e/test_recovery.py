@@ -49,11 +49,13 @@ class KillOnReport:
             self.victim.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "title",
     [
         "polytrain.workers.processes.zygote",
-        pytest.param("ray::RayHost", marks=pytest.mark.on_ray),
+        # In `make test`, `test_elastic` has agents that are killed.
+        pytest.param("ray::RayHost", marks=[pytest.mark.on_ray, pytest.mark.only_in_sweep]),
     ],
 )
 def test_lost_agent_and_lost_zygote_are_replaced(quiet: RunConfig, title: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from tests.e2e.driver import start_driver
 from tests.e2e.journals import journal
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -407,10 +408,18 @@ print("VALIDATED", [metrics.get("val") for metrics in result.history])
 """
 
 
-@pytest.mark.parametrize("num_workers", [2, 0])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("end", "num_workers"),
+    [
+        (signal.SIGKILL, 2),
+        only_in_sweep(signal.SIGKILL, 0),
+        only_in_sweep(signal.SIGTERM, 2),
+        (signal.SIGTERM, 0),
+    ],
+)
 def test_a_driver_that_ends_leaves_its_validations_to_the_next(
-    tmp_path: Path, num_workers: int, end: signal.Signals
+    tmp_path: Path, end: signal.Signals, num_workers: int
 ) -> None:
     """The second of three validations is running."""
     driver = start_driver(tmp_path, DRIVER % num_workers)
