@@ -1,4 +1,4 @@
-"""`fit()` in a Ray actor of the user's: what is left when that actor ends, or is killed."""
+"""A user's own use of Ray: `fit()` in an actor, which may be killed; Ray in a training function."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.test_worker_process import run
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
@@ -64,7 +66,8 @@ def hosts() -> int:
     return alive.count("RayHost")
 
 
-@pytest.mark.parametrize("num_workers", [2, (2, 3)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("num_workers", [only_in_sweep(2), (2, 3)])
 def test_a_run_whose_actor_is_killed_leaves_nothing_reserved(
     tmp_path: Path, num_workers: int | tuple[int, int]
 ) -> None:
@@ -86,3 +89,17 @@ def test_a_run_that_ends_in_an_actor_leaves_nothing(tmp_path: Path) -> None:
     assert ray.get(actor.fit.remote(str(tmp_path), 2, waits=False)) == 1
     ray.kill(actor)
     assert eventually(is_all_free, seconds=30)
+
+
+def ask_ray() -> None:
+    import json
+
+    import ray
+
+    ray.init(log_to_driver=False, logging_level=40)
+    print(json.dumps(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote())))
+
+
+def test_ray_is_reachable(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same cluster, with whatever CPUs the workers leave."""
+    assert run(ask_ray, quiet, capfd) == [42, 42]

@@ -148,21 +148,6 @@ def test_a_step_finds_the_memory_that_the_last_one_freed(
         assert last < 100
 
 
-def ask_ray() -> None:
-    import json
-
-    import ray
-
-    ray.init(log_to_driver=False, logging_level=40)
-    print(json.dumps(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote())))
-
-
-@pytest.mark.on_ray
-def test_ray_is_reachable(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
-    """The same cluster, with whatever CPUs the workers leave."""
-    assert run(ask_ray, quiet, capfd) == [42, 42]
-
-
 def report_from_a_child() -> None:
     import multiprocessing
 
