@@ -480,9 +480,9 @@ KILLS: dict[str, list[Kill]] = {
     "accelerated": [("end", [1], 3), ("forward", [0], 6), ("optimizer", [1], 8)],
 }
 
-IN_TEST = ("sft", "accelerated")
-"""For `make test`: packed rows of a Trainer, and batches that a loop skips. Other tests kill
-adapters, below, and FSDP2, in `test_torch_rank_states`."""
+IN_TEST = ("sft",)
+"""For `make test`: packed rows of a Trainer. Other tests kill adapters, below, FSDP2, in
+`test_torch_rank_states`, and loops that skip batches, in `test_accelerate_loaders`."""
 
 
 @pytest.mark.sweep

@@ -201,12 +201,13 @@ def weights_of_plain_torch() -> dict[str, torch.Tensor]:
 LIBRARIES = ("lightning", "polytrain_torch.lightning", "polytrain_torch.accelerate")
 
 
-# What Lightning and Accelerate shard is read back in `plugin_torch/test_library_shards`.
+# `make test` has `plugin_torch/test_library_shards` for Lightning and Accelerate, and for torch
+# `test_torch_state` and `plugin_torch/test_state`.
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("library", "saves", "workers", "written_by"),
     [
-        ("TrainingState", "zero", 3, "rank_0"),
+        only_in_sweep("TrainingState", "zero", 3, "rank_0"),
         only_in_sweep("TrainingState", "zero", 1, "every_rank"),
         only_in_sweep("Lightning", "shards", 1, "every_rank"),
         only_in_sweep("Lightning", "shards", 3, "rank_0"),
