@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,14 @@ def ask_ray() -> None:
 def test_ray_is_reachable(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
     """The same cluster, with whatever CPUs the workers leave."""
     assert run(ask_ray, quiet, capfd) == [42, 42]
+
+
+def test_threads_on_ray_are_as_many_as_the_cpus_of_a_worker(quiet: RunConfig) -> None:
+    """Ray sets the variable too, in its own processes."""
+    result = make_trainer(
+        "reference",
+        lambda: os.environ["OMP_NUM_THREADS"],
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
+        run_config=quiet,
+    ).fit()
+    assert result.return_values == ("2", "2")

@@ -112,18 +112,6 @@ def test_numpy_uses_all_cpus_of_a_worker(quiet: RunConfig) -> None:
     assert two == one + 1
 
 
-@pytest.mark.on_ray
-def test_threads_on_ray_are_as_many_as_the_cpus_of_a_worker(quiet: RunConfig) -> None:
-    """Ray sets the variable too, in its own processes."""
-    result = make_trainer(
-        "reference",
-        lambda: os.environ["OMP_NUM_THREADS"],
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}),
-        run_config=quiet,
-    ).fit()
-    assert result.return_values == ("2", "2")
-
-
 def allocate() -> None:
     import json
     import resource
