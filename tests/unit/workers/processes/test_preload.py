@@ -72,6 +72,11 @@ def test_what_a_library_sets_is_set_for_forks_too(tmp_path: Path) -> None:
     assert preload(tmp_path, sets, LIBRARY="yes") == {"LIBRARY": "yes"}
 
 
+def test_what_would_start_threads_of_openblas_is_imported_without_them(tmp_path: Path) -> None:
+    """Forks start as many as each of them is to have."""
+    assert preload(tmp_path, "import numpy") == {}
+
+
 def test_what_only_the_function_has_set_is_none_of_the_zygotes(tmp_path: Path) -> None:
     assert preload(tmp_path, "", LIBRARY="yes") is None
 

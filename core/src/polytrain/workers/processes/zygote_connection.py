@@ -25,10 +25,11 @@ from polytrain.workers.processes.channel import SocketChannel, send_request
 
 logger = logging.getLogger(__name__)
 
-# Keep libraries from starting threads at import, which would make forking unsafe.
-_NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
-"""Variables that keep a process safe to fork after its imports."""
+SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables that keep a process safe to fork after its imports: these libraries start no threads.
+
+`linux.blas_threads` starts those of OpenBLAS in forks.
+"""
 
 _UNLESS_SET = {
     # Row groups are allocated and freed many times a second. By default Arrow's allocator returns
@@ -103,11 +104,8 @@ def zygote_name(token: str, node_id: str) -> str:
 
 
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which a preloaded zygote imports modules for worker processes.
-
-    BLAS libraries read their number of threads at import: here it is a worker process's.
-    """
-    return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
+    """Return the variables with which a preloaded zygote imports modules for worker processes."""
+    return {**_UNLESS_SET, **environment, **SAFE_TO_FORK}
 
 
 class ZygoteConnection:
