@@ -157,7 +157,7 @@ def trained(quiet: RunConfig, output: Path, field: str, *, dies_at: int = -1) ->
 
 TABLE = table("transformers.md", "field of `TrainingArguments`")
 
-IN_TEST = ("gradient_accumulation_steps",)
+IN_TEST = ("gradient_accumulation_steps", "train_sampling_strategy(group_by_length)")
 """Fields that `make test` tries too."""
 
 

@@ -167,7 +167,7 @@ def test_a_restart_in_mid_epoch_needs_an_order_that_it_can_draw_again(
 ) -> None:
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    from polytrain_torch.transformers.kept_steps import draws_again
+    from polytrain_torch.transformers.epoch_order import draws_again
 
     chosen = DataLoaderConfiguration(use_seedable_sampler=is_seedable)
     accelerator = Accelerator(cpu=True, dataloader_config=chosen)

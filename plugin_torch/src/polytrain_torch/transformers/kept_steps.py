@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import BatchSampler, SequentialSampler
 
 from polytrain import get_context
 from polytrain.extension import survivor
@@ -40,6 +39,7 @@ from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.transformers.adapters import is_adapted, write_buffers
+from polytrain_torch.transformers.epoch_order import draws_again
 from polytrain_torch.transformers.made_by import LEFT, made_by
 from polytrain_torch.transformers.private import LogSums, replace_loading_random
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
 
 from accelerate import DistributedType
-from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
@@ -376,15 +375,13 @@ class KeptSteps(TrainerCallback):
         end = (made_by(files) or {}).get(LEFT)
         if end is None:
             return
-        if get_context().get_attempt() == 0:
-            # A run that begins with another one's checkpoint decides for itself.
-            self._continue(end, random=None)
-            return
-        ends_epoch = end["is_last_step"] and not end["is_epoch_end"]
-        if ends_epoch:
+        is_last = end["is_last_step"]
+        if is_last:
             self._load_random(str(files))
-        self._end_again(end)
-        self._continue(end, random=random_state() if ends_epoch else None)
+        # A run that begins with another one's checkpoint decides for itself.
+        if get_context().get_attempt() > 0:
+            self._end_again(end)
+        self._continue(end, random=random_state() if is_last else None)
 
     def _continue(self, end: Mapping[str, Any], *, random: dict[str, Any] | None) -> None:
         """Note how the training continues after an end, by the flags that it has left."""
@@ -436,19 +433,6 @@ class KeptSteps(TrainerCallback):
         # The trainer looks for a stop only after a step, which the training has stopped before.
         resumed.stops, resumed.skips_end = False, resumed.is_after_epoch
         return [], None
-
-
-def draws_again(loader: Any) -> bool:
-    """Whether a loader has the same rows in the same order when an epoch is begun again."""
-    batches: Any = getattr(loader, "batch_sampler", None)
-    # Accelerate's takes this rank's batches from another one.
-    batches = getattr(batches, "batch_sampler", batches)
-    return (
-        isinstance(loader, DataLoaderShard)
-        and not loader.persistent_workers
-        and type(batches) is BatchSampler
-        and type(batches.sampler) in (SeedableRandomSampler, SequentialSampler)
-    )
 
 
 @dataclass(slots=True, kw_only=True)

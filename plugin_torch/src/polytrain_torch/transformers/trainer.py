@@ -27,7 +27,11 @@ from polytrain_torch.checkpoints.rank_parts import (
     save_beside,
 )
 from polytrain_torch.checkpoints.read_back import Load, is_first_save, try_all
-from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file
+from polytrain_torch.checkpoints.safe_serialization import (
+    loaded,
+    refuse_unsafe_file,
+    save_safely,
+)
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
@@ -40,6 +44,7 @@ from polytrain_torch.transformers.adapters import (
 )
 from polytrain_torch.transformers.best_model import restore_best
 from polytrain_torch.transformers.buffers import send_before_evaluations
+from polytrain_torch.transformers.epoch_order import EpochOrder
 from polytrain_torch.transformers.kept_steps import KeptSteps
 from polytrain_torch.transformers.loggers import KeptEvents
 from polytrain_torch.transformers.made_by import (
@@ -161,7 +166,9 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         read_back=_read_back,
     )
     reports._before_report, reports._left = steps.before_report, steps.left
+    reports._order = EpochOrder(trainer)
     trainer.add_callback(steps)
+    trainer.add_callback(reports._order)
     trainer.train = train
     return trainer
 
@@ -200,6 +207,9 @@ class ReportCallback(TrainerCallback):
         self._sums: LogSums | None = None
         """What the trainer adds up for its logs."""
 
+        self._order: EpochOrder | None = None
+        """The random numbers when the current epoch began."""
+
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
@@ -212,6 +222,7 @@ class ReportCallback(TrainerCallback):
             load_buffers(unwrapped(objects["model"]), self.files)
             _restore_own(self.resumes_from, objects)
             self._restore_sums(self.resumes_from, self.files)
+            self._restore_order(self.resumes_from, self.files)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
@@ -231,14 +242,17 @@ class ReportCallback(TrainerCallback):
             _refuse_unsafe(directory)
             _read_back(directory, **objects)
         sums, left = {} if self._sums is None else self._sums.as_json(), self._left()
+        order = {} if self._order is None else self._order.state()
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
                 write_made_by(part / self.CHECKPOINT_NAME, self, args, sums=sums, left=left)
+                if order:
+                    save_safely(order, part / self.CHECKPOINT_NAME / _ORDER_FILE)
                 model = unwrapped(objects["model"])
                 if self.is_whole and is_adapted(model):
                     write_buffers(model, model.state_dict(), part / self.CHECKPOINT_NAME)
             names = () if not self.is_whole else _PARTS[:1] if args.save_only_model else _PARTS
-            _save_own(part, {name: objects.get(name) for name in names}, sums)
+            _save_own(part, {name: objects.get(name) for name in names}, sums, order)
             self._before_report(self._held)
             self._report(part)
 
@@ -256,6 +270,15 @@ class ReportCallback(TrainerCallback):
         if found is not None:
             sums = own_states({SUMS: {SUMS: sums}}, found, directory)[SUMS][SUMS]
         self._sums.restore(sums)
+
+    def _restore_order(self, directory: Path, files: Path) -> None:
+        """Begin the epoch again as it was begun before a checkpoint was saved."""
+        if self._order is None or not (files / _ORDER_FILE).exists():
+            return
+        order, found = loaded(files / _ORDER_FILE), found_beside(directory)
+        if found is not None:
+            order = own_states({_ORDER: {_ORDER: order}}, found, directory)[_ORDER][_ORDER]
+        self._order.resume(order)
 
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
@@ -365,13 +388,30 @@ def _load_file(file: Path, copied: Any) -> None:
 
 _PARTS = ("model", "optimizer", "lr_scheduler")
 
+_ORDER = "order"
+_ORDER_FILE = "order.pt"
+"""File with what the order of rank 0's current epoch depends on."""
 
-def _save_own(part: Path | None, objects: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
-    """Write states that differ by rank, and what is added up for logs. All ranks call this."""
+
+def _save_own(
+    part: Path | None,
+    objects: Mapping[str, Any],
+    sums: Mapping[str, Any],
+    order: Mapping[str, Any],
+) -> None:
+    """Write states that differ by rank. All ranks call this.
+
+    Args:
+        part: this rank's part of the checkpoint; None if it has none.
+        objects: the trainer's parts.
+        sums: what is added up for logs.
+        order: what the order of the current epoch depends on.
+    """
     parts = {name: each for name, each in objects.items() if each is not None}
     states: States = {
         "parts": {name: _state(unwrapped(each)) for name, each in parts.items()},
         SUMS: {SUMS: sums},
+        _ORDER: {_ORDER: order},
     }
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
     save_beside(states, {**states, "parts": compared}, part)

@@ -1,0 +1,76 @@
+"""Draws the rows of an epoch again after a restart, in the order that random numbers gave them.
+
+Accelerate seeds most orders by the epoch. But some, such as that of `group_by_length`, depend on
+the random numbers when the epoch began, which the trainer's files don't have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
+from torch.utils.data import BatchSampler, SequentialSampler
+from transformers import Trainer, TrainerCallback
+
+from polytrain_plugins import Batches
+from polytrain_torch.randomness import random_state, restore_random_state
+
+
+class EpochOrder(TrainerCallback):
+    """Knows the random numbers when the current epoch began. It comes last."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        """
+        Args:
+            trainer: this rank's trainer.
+        """
+        self._trainer = trainer
+        self._loader: Any = None
+        self._begun: dict[str, Any] | None = None
+        self._resumed: Mapping[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return this rank's, to be saved; empty if the order doesn't depend on them."""
+        if self._begun is None:
+            return {}
+        return {**self._begun, "next": _state_of(self._loader)}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Begin the next epoch as one that `state` knows, or as the one after it."""
+        self._resumed = state
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Restore the random numbers if the epoch is resumed, and note them."""
+        resumed, self._resumed, self._loader = self._resumed, {}, train_dataloader
+        is_within = state.epoch != int(state.epoch)
+        if resumed and is_within:
+            restore_random_state(resumed["random"])
+        generator = getattr(train_dataloader, "synchronized_generator", None)
+        if resumed and generator is not None:
+            generator.set_state(resumed["order" if is_within else "next"])
+        self._begun = None
+        # A shard knows its order and its position itself.
+        is_shard = isinstance(self._trainer.train_dataset, Batches)
+        if not is_shard and not draws_again(train_dataloader):
+            self._begun = {"random": random_state(), "order": _state_of(train_dataloader)}
+
+
+def _state_of(loader: Any) -> Any:
+    generator = getattr(loader, "synchronized_generator", None)
+    return None if generator is None else generator.get_state()
+
+
+def draws_again(loader: Any) -> bool:
+    """Whether a loader has the same rows in the same order when an epoch is begun again."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    # Accelerate's takes this rank's batches from another one.
+    batches = getattr(batches, "batch_sampler", batches)
+    return (
+        isinstance(loader, DataLoaderShard)
+        and not loader.persistent_workers
+        and type(batches) is BatchSampler
+        and type(batches.sampler) in (SeedableRandomSampler, SequentialSampler)
+    )
