@@ -380,6 +380,13 @@ def end_of(connection: ZygoteConnection, spec: ZygoteSpec, entry: str) -> Any:
         return how
 
 
+def have_preloaded(connection: ZygoteConnection, entry: str, module: str) -> None:
+    """Have a preloaded zygote that has imported a module, for the processes of an entry."""
+    connection.request(["preload", entry, [module], {}, dict(os.environ), "/"])
+    node = psutil.Process(connection.pid)
+    assert eventually(lambda: any(map(is_serving, node.children())))
+
+
 def directories_of(owner: str, directory: Path) -> str:
     """Code that makes temporary directories: which are removed at an end, in each way there is."""
     named = f"dir={str(directory)!r}, prefix={owner + '-'!r}"
@@ -417,12 +424,44 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
     )
     with closing(ZygoteConnection.open(spec)) as connection:
         if by == "the preloaded zygote":
-            connection.request(["preload", "of_worker", ["of_library"], {}, dict(os.environ), "/"])
-            node = psutil.Process(connection.pid)
-            assert eventually(lambda: any(map(is_serving, node.children())))
+            have_preloaded(connection, "of_worker", "of_library")
         assert end_of(connection, spec, "of_worker") == "exited with code 0"
         assert owners() == ["library"] * 4
     assert eventually(lambda: owners() == [])
+
+
+DRAWS = """
+import os, random, own_generators
+def main(connection, others):
+    drawn = (each.random() for each in (random, own_generators.free, own_generators.fixed))
+    with open(os.path.join(os.path.dirname(__file__), "drawn"), "a") as file:
+        print(*drawn, file=file)
+    return 0
+"""
+
+
+@pytest.mark.parametrize("by", ["the zygote", "the preloaded zygote"])
+def test_a_librarys_own_random_numbers_differ_between_workers(by: str, tmp_path: Path) -> None:
+    """It names files with them, which would be another worker's. A seed is the same in all."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "draws.py").write_text(DRAWS)
+    (site / "own_generators.py").write_text(
+        "import random\nfree, fixed = random.Random(), random.Random(7)\n"
+    )
+    spec = ZygoteSpec(
+        name=f"\0{secrets.token_hex(8)}",
+        environment={},
+        modules=("own_generators",) if by == "the zygote" else (),
+        path=(str(site), *sys.path),
+    )
+    with closing(ZygoteConnection.open(spec)) as connection:
+        if by == "the preloaded zygote":
+            have_preloaded(connection, "draws", "own_generators")
+        for _ in range(2):
+            assert end_of(connection, spec, "draws") == "exited with code 0"
+    drawn = zip(*map(str.split, (site / "drawn").read_text().splitlines()), strict=True)
+    assert [len({*of_generator}) for of_generator in drawn] == [2, 2, 1]
 
 
 INTERRUPTED = """

@@ -27,6 +27,7 @@ from polytrain.linux.blas_threads import start_blas_threads
 from polytrain.linux.processes import die_with_parent, kill_session
 from polytrain.linux.progress_page import write_to
 from polytrain.observe.stacks import be_readable
+from polytrain.workers.processes.reseeding import reseed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         sys.argv[:] = request.argv
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
-        _reseed()
+        reseed()
         start_blas_threads(os.environ)
     except BaseException:
         traceback.print_exc()
@@ -218,16 +219,6 @@ def close_all_but(kept: set[int]) -> None:
         if descriptor not in kept:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-
-
-def _reseed() -> None:
-    """Seed NumPy's and torch's generators, which all forks inherit. Python reseeds its own."""
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    # Not torch.seed(), which prepares CUDA. A module that failed to import has no generator.
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)
-    if generator is not None:
-        generator.seed()
 
 
 _MARKS = ERROR_BEGINS.encode(), ERROR_ENDS.encode()

@@ -76,6 +76,7 @@ from polytrain.workers.processes.preload import (
     PreloadRequest,
     preload,
 )
+from polytrain.workers.processes.reseeding import noting_generators
 from polytrain.workers.processes.zygote_clients import Clients
 from polytrain.workers.processes.zygote_connection import BACKLOG
 
@@ -350,7 +351,8 @@ def _become_preloaded(
         die_with_parent(parent)
         adopt_orphans()
         close_all_but({0, 1, 2, client.fileno()})
-        variables = preload(preload_request)
+        with noting_generators():
+            variables = preload(preload_request)
         if isinstance(variables, PreloadRequest):
             client.sendall(pack(["preload", *variables.message()]))
         elif variables is not None:
@@ -409,7 +411,7 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
         listener.listen(BACKLOG)
         code_files = CodeFiles()
         code_files.note_imported()
-        with code_files.noting():
+        with code_files.noting(), noting_generators():
             _preload(modules)
         # Some modules insert their own finders before all others, so note all modules again.
         code_files.note_imported()
