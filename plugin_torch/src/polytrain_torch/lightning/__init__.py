@@ -5,6 +5,7 @@
 A script only has to import it in place of `from lightning import Trainer`.
 """
 
-from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
+from polytrain_torch.lightning.environments import WorkerEnvironment
+from polytrain_torch.lightning.trainer import Trainer
 
 __all__ = ["Trainer", "WorkerEnvironment"]

@@ -22,16 +22,20 @@ from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.lightning.buffers import SentBuffers
+from polytrain_torch.lightning.environments import (
+    OfWorkers,
+    RayLightningEnvironment,
+    WorkerEnvironment,
+)
 from polytrain_torch.lightning.reports import logged_metrics
 from polytrain_torch.lightning.row_weights import StepWeights
-from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
+from polytrain_torch.lightning.trainer import Trainer
 from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("lightning"):
     import lightning
     from lightning.pytorch.callbacks import Callback
-    from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 
 __all__ = [
@@ -83,31 +87,6 @@ class RayDeepSpeedStrategy(_OnWorkers, DeepSpeedStrategy):
     """Lightning's `DeepSpeedStrategy`, with its arguments, over the run's workers."""
 
 
-class RayLightningEnvironment(LightningEnvironment):
-    """Tells Lightning which of the run's workers this process is."""
-
-    def world_size(self) -> int:
-        return get_context().get_world_size()
-
-    def set_world_size(self, size: int) -> None:
-        """Do nothing: the run sets the number of workers."""
-
-    def global_rank(self) -> int:
-        return get_context().get_world_rank()
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the run sets the rank."""
-
-    def local_rank(self) -> int:
-        return get_context().get_local_rank()
-
-    def node_rank(self) -> int:
-        return get_context().get_node_rank()
-
-    def teardown(self) -> None:
-        """Keep this worker's environment variables for the next fit."""
-
-
 class RayTrainReportCallback(Callback):
     """Saves the trainer's state after each epoch, and reports it with the logged metrics.
 
@@ -142,7 +121,7 @@ def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
             "polytrain_torch.lightning.Trainer, which needs none."
         )
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    if not isinstance(environment, RayLightningEnvironment | WorkerEnvironment):
+    if not isinstance(environment, OfWorkers):
         raise ValueError(
             f"plugins: {type(environment).__name__} doesn't know the run's workers. Pass "
             "plugins=[RayLightningEnvironment()]."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ from polytrain_torch.randomness import restore_random_states
 CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
 _LOGGED_FILE = "logged.pt"
-"""File in a checkpoint: what each rank has logged, with what a running epoch's means are made of;
-when reports were made; and whether its epoch was over, and a hook at the end saved it."""
+"""File in a checkpoint: what is known of it beside what Lightning saves."""
 
 LEFT_FILE = "end-of-batch.pt"
 """File in a checkpoint from within a batch's end: what was left of it, and what rank 0 knows."""
@@ -64,6 +64,49 @@ _Moment = tuple[int, bool]
 """
 
 _NEVER: _Moment = (-1, False)
+
+_Steps = tuple[_Moment, _Moment, bool, bool]
+"""When the last checkpoint and report were made, and what is known of the time since then.
+
+That is whether the model was validated, and whether a value of an epoch was logged so far.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a checkpoint has beside Lightning's, for a `fit` that resumes from it."""
+
+    ranks: Sequence[Mapping[str, Any]]
+    """What each rank has logged, and whether it was about to stop."""
+
+    reports: _Steps
+    saved_last: Mapping[str, Mapping[str, Any]]
+    """What each `ModelCheckpoint` knows of its last save."""
+
+    is_epoch_over: bool
+    is_ending_epoch: bool
+    """Whether a hook at the epoch's end has saved it."""
+
+    @classmethod
+    def of(cls, checkpoint: Path | None) -> _Known | None:
+        """Return what a checkpoint has; None if there is none, or Lightning alone has saved it."""
+        file = None if checkpoint is None else checkpoint / _LOGGED_FILE
+        return cls(**loaded(file)) if file is not None and file.exists() else None
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """What this rank has logged.
+
+        On another number of ranks it is what rank 0 has, and means over an epoch begin anew.
+        """
+        if len(self.ranks) != dist.get_world_size():
+            return {**self.ranks[0], "sums": {}}
+        return self.ranks[dist.get_rank()]
+
+    @property
+    def stops(self) -> bool:
+        """Whether the training was about to stop."""
+        return any(each["should_stop"] for each in self.ranks)
 
 
 class Reports(Callback):
@@ -86,11 +129,8 @@ class Reports(Callback):
         """Logs of earlier attempts, until the repeated steps are dropped from them."""
         self.restore_parts: Callable[[Any, Path], None] = restore_rank_parts
         """Restores what differs by rank in the checkpoint that a `fit` resumes from."""
-        self._resumed: Mapping[str, Any] = {}
-        """What is known of the checkpoint that a `fit` resumes from, beside Lightning's."""
-        self._has_resumed = False
-        self._sums: Mapping[str, Any] = {}
-        """What the means over a resumed epoch are made of, until it continues."""
+        self._resumed: _Known | None = None
+        """What the checkpoint has that a `fit` resumes from, until the training continues."""
         self._stops = False
         """Whether the training that a `fit` resumes was about to stop, until it is."""
         self._has_means = False
@@ -111,10 +151,8 @@ class Reports(Callback):
             self._files.restore(trainer, checkpoint["callbacks"], resumed)
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        checkpoint = checkpoint_of_fit(self.fit)
-        file = None if checkpoint is None else checkpoint / _LOGGED_FILE
-        self._resumed = loaded(file) if file is not None and file.exists() else {}
-        self._has_resumed = self._stops = False
+        self._resumed = _Known.of(checkpoint_of_fit(self.fit))
+        self._stops = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -125,10 +163,10 @@ class Reports(Callback):
             self.restore_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
             self._saved = self._reported = (trainer.global_step, True)
-            if self._resumed:
-                self.steps = self._resumed["reports"]
-                set_all_saved_last(trainer, self._resumed["saved_last"])
-                if self._resumed["is_ending_epoch"]:
+            if self._resumed is not None:
+                self.steps = self._resumed.reports
+                set_all_saved_last(trainer, self._resumed.saved_last)
+                if self._resumed.is_ending_epoch:
                     update_by_metrics(trainer)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
@@ -175,42 +213,44 @@ class Reports(Callback):
             save_rank_states(part)
             save_rank_parts(trainer, part)
             logged = Logged(trainer)
-            sums = {} if self._is_epoch_over else logged.sums()
-            of_rank = {"shown": logged.shown(), "sums": sums}
-            stops = {"should_stop": bool(trainer.should_stop), "has_means": logged.are_of_epochs}
-            ranks = gathered({**of_rank, **stops})
+            own = {
+                "shown": logged.shown(),
+                "sums": {} if self._is_epoch_over else logged.sums(),
+                "has_means": logged.are_of_epochs,
+                "should_stop": bool(trainer.should_stop),
+            }
+            ranks = gathered(own)
             self._has_means |= any(each["has_means"] for each in ranks)
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
-                known = {
-                    "reports": self.steps,
-                    "is_epoch_over": self._is_epoch_over,
-                    "is_ending_epoch": self._is_epoch_over and is_ending_epoch(trainer),
-                    "saved_last": all_saved_last(trainer),
-                }
-                save_safely({"ranks": ranks, **known}, part / _LOGGED_FILE)
-                self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
-                if is_ending_batch(trainer) and not self._is_epoch_over:
-                    left = {"left": VALIDATES, "reports": self.steps}
-                    stop = {"should_stop": any(each["should_stop"] for each in ranks)}
-                    save_safely({**left, **stop}, part / LEFT_FILE)
+                self._write(trainer, part, ranks)
             report(logged_metrics(trainer), checkpoint_of(part))
 
-    def resume_logged(self, trainer: Any) -> None:
-        """Continue what was logged, once, after the sanity check, which drops it."""
-        if self._has_resumed or not self._resumed:
-            return
-        self._has_resumed = True
-        own = _own_of(self._resumed["ranks"])
-        Logged(trainer).show(own["shown"])
-        self._sums = own["sums"]
-        # A run that begins with another one's checkpoint decides for itself.
-        self._stops = get_context().get_attempt() > 0 and any(
-            each["should_stop"] for each in self._resumed["ranks"]
+    def _write(self, trainer: Any, part: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
+        known = _Known(
+            ranks=ranks,
+            reports=self.steps,
+            saved_last=all_saved_last(trainer),
+            is_epoch_over=self._is_epoch_over,
+            is_ending_epoch=self._is_epoch_over and is_ending_epoch(trainer),
         )
-        if self._resumed["is_epoch_over"]:
+        save_safely(asdict(known), part / _LOGGED_FILE)
+        self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
+        if is_ending_batch(trainer) and not self._is_epoch_over:
+            left = {"left": VALIDATES, "reports": self.steps, "should_stop": known.stops}
+            save_safely(left, part / LEFT_FILE)
+
+    def resume_logged(self, trainer: Any) -> None:
+        """Continue what was logged, after the sanity check, which drops it."""
+        known = self._resumed
+        if known is None:
+            return
+        Logged(trainer).show(known.own["shown"])
+        # A run that begins with another one's checkpoint decides for itself.
+        self._stops = known.stops and get_context().get_attempt() > 0
+        if known.is_epoch_over:
             self.continue_stop(trainer)
-            begin_next_epoch(trainer, has_begun=not self._resumed["is_ending_epoch"])
+            begin_next_epoch(trainer, has_begun=not known.is_ending_epoch)
 
     @property
     def files_saved(self) -> dict[str, int]:
@@ -218,24 +258,21 @@ class Reports(Callback):
         return dict(self._files.steps)
 
     @property
-    def steps(self) -> tuple[_Moment, _Moment, bool, bool]:
-        """When the last checkpoint and report were made, and what is known of the time since then.
-
-        That is whether the model was validated, and whether a value of an epoch was logged so far.
-        """
+    def steps(self) -> _Steps:
+        """When the last checkpoint and report were made."""
         return self._saved, self._reported, self.has_validated, self._has_means
 
     @steps.setter
-    def steps(self, steps: tuple[_Moment, _Moment, bool, bool]) -> None:
+    def steps(self, steps: _Steps) -> None:
         self._saved, self._reported, self.has_validated, self._has_means = steps
 
     def continue_means(self, trainer: Any) -> None:
         """Continue the means over a resumed epoch, which is about to continue."""
-        if self._resumed:
+        known, self._resumed = self._resumed, None
+        if known is not None:
             # Other checkpoints lack the metrics that schedulers monitor.
             end_as_any_epoch(trainer)
-        sums, self._sums = self._sums, {}
-        Logged(trainer).restore_sums(sums)
+            Logged(trainer).restore_sums(known.own["sums"])
 
     def continue_stop(self, trainer: Any) -> None:
         """Stop if the training was about to, after what is left of the resumed batch."""
@@ -297,16 +334,6 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
     """Return a trainer's logged metrics, with its epoch and step."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
-
-
-def _own_of(ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return what this rank has logged.
-
-    On another number of ranks it is what rank 0 has, and means over an epoch begin anew.
-    """
-    if len(ranks) != dist.get_world_size():
-        return {**ranks[0], "sums": {}}
-    return ranks[dist.get_rank()]
 
 
 def batches_of(trainer: Any) -> int:

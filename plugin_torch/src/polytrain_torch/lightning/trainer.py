@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("lightning"):
     import lightning
-    from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.callbacks import ProgressBar
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
     from polytrain_torch.lightning.buffers import SentBuffers
     from polytrain_torch.lightning.callbacks import is_search, resume_epoch
+    from polytrain_torch.lightning.environments import WorkerEnvironment
     from polytrain_torch.lightning.kept_batches import KeptBatches, leaves_something
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
@@ -53,7 +52,7 @@ with needed("lightning"):
     )
     from polytrain_torch.lightning.row_weights import StepWeights, weigh_ranks
 
-__all__ = ["Trainer", "WorkerEnvironment"]
+__all__ = ["Trainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -309,44 +308,6 @@ class Trainer(lightning.Trainer):
 
     def _split_stream(self, loader: Any) -> Any:
         return sharded(loader, device=None, keeps_place=False) if self._splits else loader
-
-
-class WorkerEnvironment(ClusterEnvironment):
-    """Makes Lightning see each worker as a node with one device."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return os.environ["MASTER_ADDR"]
-
-    @property
-    def main_port(self) -> int:
-        return int(os.environ["MASTER_PORT"])
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return dist.get_world_size()
-
-    def set_world_size(self, size: int) -> None:
-        pass
-
-    def global_rank(self) -> int:
-        return dist.get_rank()
-
-    def set_global_rank(self, rank: int) -> None:
-        pass
-
-    def local_rank(self) -> int:
-        return 0
-
-    def node_rank(self) -> int:
-        return dist.get_rank()
 
 
 def _wait_for_files(checkpoint_io: Any) -> None:
