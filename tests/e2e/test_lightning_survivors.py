@@ -320,10 +320,11 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
 IN_TEST = {
     "scheduler over all steps",
     "own buffers",
+    "reloads",
     "no checkpoints, after an epoch",
 }
-"""For `make test`: a schedule that asks for the number of steps, a state that differs by rank, and
-a loss of a rank that only the others have got past."""
+"""For `make test`: a schedule that asks for the number of steps, a state that differs by rank,
+loaders that are replaced in training, and a loss of a rank that only the others have got past."""
 
 
 @pytest.mark.sweep

@@ -292,9 +292,11 @@ class Reports(Callback):
 
         It does after `configure_optimizers`, where the length of an epoch may already be needed.
         """
-        taken, checkpoint = batches_of(trainer), checkpoint_of_fit(self.fit)
+        taken = batches_of(trainer)
+        # A loader that is replaced in training has no part in the checkpoint that was resumed.
+        checkpoint = None if taken or self.is_training else checkpoint_of_fit(self.fit)
         file = None if checkpoint is None else checkpoint / _BATCHES_FILE
-        if taken or file is None or not file.exists():
+        if file is None or not file.exists():
             return taken
         return int(file.read_text())
 
