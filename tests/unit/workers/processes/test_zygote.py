@@ -492,6 +492,22 @@ def test_an_interrupt_is_raised_in_a_worker_as_in_any_program(start: str, tmp_pa
         assert end_of(connection, spec, "interrupted") == "exited with code 7"
 
 
+def test_modules_are_found_in_a_directory_that_is_newer_than_the_zygote(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    spec = ZygoteSpec(
+        name=f"\0{secrets.token_hex(8)}",
+        environment={},
+        modules=("looked_for_everywhere",),
+        path=(str(later), *sys.path),
+    )
+    with closing(ZygoteConnection.open(spec)) as connection:
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
+        later.mkdir()
+        (later / "is_new.py").write_text("def main(connection, others):\n    return 7\n")
+        assert end_of(connection, spec, "is_new") == "exited with code 7"
+
+
 def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: Path) -> None:
     """An agent does nothing else meanwhile: it kills nobody, and says nothing of its state."""
     os.mkfifo(tmp_path / "fifo")

@@ -126,6 +126,8 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         sys.argv[:] = request.argv
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
+        # The zygote has noted what was in the directories, relative ones among them.
+        importlib.invalidate_caches()
         reseed()
         start_blas_threads(os.environ)
     except BaseException:
