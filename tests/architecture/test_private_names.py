@@ -30,7 +30,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.autograd": ("_engine_run_backward",),
         "torch.autograd.Variable": ("_execution_engine",),
         "torch.nn.Module": ("_buffers", "_save_to_state_dict"),
-        "torch.nn.parallel.DistributedDataParallel": ("_comm_hooks",),
+        "torch.nn.parallel.DistributedDataParallel": ("_comm_hooks", "_sync_buffers"),
         "torch.distributed.ProcessGroup": (
             *("_allgather_base", "_get_backend", "_get_sequence_number_for_group"),
             "_reduce_scatter_base",
@@ -92,7 +92,8 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "transformers": {
         "transformers.Trainer": (
-            *("_globalstep_last_logged", "_initial_global_step", "_maybe_log_save_evaluate"),
+            *("_globalstep_last_logged", "_initial_global_step", "_load_rng_state"),
+            "_maybe_log_save_evaluate",
             *("_total_loss_scalar", "_tr_loss"),
         ),
         "transformers.integrations.TensorBoardCallback": ("_init_summary_writer",),
