@@ -50,6 +50,7 @@ our time has no use for."""
 
 def flush_output() -> None:
     """Flush this process's output, including an unfinished line."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    # The first streams are replaced in worker processes, and libraries may still have them.
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]  # a process may have none

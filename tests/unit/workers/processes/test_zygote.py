@@ -366,13 +366,15 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
         assert has_ended(daemon)
 
 
-def end_of(connection: ZygoteConnection, spec: ZygoteSpec, entry: str) -> Any:
+def end_of(
+    connection: ZygoteConnection, spec: ZygoteSpec, entry: str, output: str = os.devnull
+) -> Any:
     """Run a module's `main` in a worker process; how that has ended."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, closing(Page()) as page, open(os.devnull, "r+b") as nothing:
+    with ours, theirs, closing(Page()) as page, open(output, "wb") as file:
         connection.request(
             ["fork", 1, dict(os.environ), "/", list(spec.path), [], entry],
-            [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor],
+            [theirs.fileno(), *[file.fileno()] * 2, page.descriptor],
         )
         assert SocketChannel(connection.socket).receive()[:2] == ["forked", 1]
         kind, _, how, _ = SocketChannel(connection.socket).receive()
@@ -428,6 +430,34 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
         assert end_of(connection, spec, "of_worker") == "exited with code 0"
         assert owners() == ["library"] * 4
     assert eventually(lambda: owners() == [])
+
+
+WRITES = """
+import has_stream
+def main(connection, others):
+    print("a line", file=has_stream.stdout)
+    print("and more", file=has_stream.stdout, end="")
+    return 0
+"""
+
+
+def test_what_is_written_to_a_stream_that_a_library_has_imported_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As default values of its functions, `file=sys.stdout`, are."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "writes.py").write_text(WRITES)
+    (tmp_path / "has_stream.py").write_text("from sys import stdout\nprint('imported')\n")
+    spec = ZygoteSpec(
+        name=f"\0{secrets.token_hex(8)}",
+        environment={},
+        modules=("has_stream",),
+        path=(str(tmp_path), *sys.path),
+    )
+    output = tmp_path / "output"
+    with closing(ZygoteConnection.open(spec)) as connection:
+        assert end_of(connection, spec, "writes", str(output)) == "exited with code 0"
+    assert output.read_text() == "a line\nand more"
 
 
 DRAWS = """

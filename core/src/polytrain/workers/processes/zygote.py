@@ -40,6 +40,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -405,6 +406,8 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # If an import crashes, its stack is in the output that agents show.
     faulthandler.enable()
+    # Libraries keep this object, and forks write to their own outputs through it.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file
     adopt_orphans()
     with socket.socket(fileno=listener_descriptor) as listener:
         # From here on the kernel reports this process as the listener to its clients.
