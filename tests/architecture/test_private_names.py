@@ -92,9 +92,8 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "transformers": {
         "transformers.Trainer": (
-            *("_globalstep_last_logged", "_initial_global_step", "_load_rng_state"),
-            "_maybe_log_save_evaluate",
-            *("_total_loss_scalar", "_tr_loss"),
+            *("_globalstep_last_logged", "_init_training_state", "_initial_global_step"),
+            *("_load_rng_state", "_maybe_log_save_evaluate", "_total_loss_scalar", "_tr_loss"),
         ),
         "transformers.integrations.TensorBoardCallback": ("_init_summary_writer",),
     },

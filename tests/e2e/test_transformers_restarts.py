@@ -70,6 +70,9 @@ def train(config: dict[str, Any]) -> Any:
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             at("step")
 
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop = state.global_step == config["epoch_stop"]
+
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             at("epoch")
 
@@ -109,7 +112,7 @@ def train(config: dict[str, Any]) -> Any:
 def fit(quiet: RunConfig, output: Path, **config: Any) -> tuple[Result, int, dict[str, Any]]:
     chosen = {"dies_at": ("", 0), "output": str(output), "stops": [], "arguments": {}}
     workers = config.pop("workers", 1)
-    chosen |= {"evaluates": False, **config}
+    chosen |= {"evaluates": False, "epoch_stop": 0, **config}
     result = fit_with_library(quiet, train, chosen, workers=workers)
     steps, weights = result.return_value
     return result, steps, weights
@@ -149,6 +152,10 @@ EPOCHS = {"eval_strategy": "epoch", "logging_strategy": "epoch"}
         only_in_sweep(
             "step", 6, {"arguments": {**BEST, "save_strategy": "best", "logging_steps": 0.1}}
         ),
+        # The second epoch begins earlier, so its place isn't that of the number of steps.
+        ("step", 9, {"epoch_stop": 3}),
+        only_in_sweep("step", 5, {"epoch_stop": 4}),
+        only_in_sweep("step", 5, {"epoch_stop": 4, "arguments": {"save_strategy": "epoch"}}),
         # Other ranks' running means.
         ("trained", 12, {"workers": 2, "evaluates": True}),
     ],

@@ -101,8 +101,9 @@ def train(config: dict[str, Any]) -> float:
                 with Path(config["steps"]).open("a") as file:
                     file.write(f"{trainer.state.global_step + 1}\n")
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             at("step")
+            control.should_epoch_stop = state.global_step == config["epoch_stop"]
 
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             at("epoch")
@@ -160,7 +161,7 @@ def fit(
     quiet: RunConfig, output: Path, place: str = "", step: int = 0, **config: Any
 ) -> tuple[Result, dict[str, torch.Tensor]]:
     chosen = {"place": place, "step": step, "rank": 1, "output": str(output), "stops": []}
-    chosen |= {"looks": False}
+    chosen |= {"looks": False, "epoch_stop": 0}
     chosen |= {"steps": "", "arguments": {}}
     changes = {name: config.pop(name) for name in list(config) if name not in chosen}
     result = fit_with_library(quiet, train, {**chosen, **config}, **changes)
@@ -233,6 +234,7 @@ def test_no_step_is_repeated(
 
 
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
+SAVED = {"save_strategy": "epoch"}
 STOPS = {"load_best_model_at_end": True, "save_steps": 4}
 
 
@@ -251,6 +253,10 @@ STOPS = {"load_best_model_at_end": True, "save_steps": 4}
         # Each rank has its own statistics.
         ("backward", 5, {"arguments": {"ddp_broadcast_buffers": False}}),
         only_in_sweep("backward", 5, {"looks": True}),
+        # The second epoch begins earlier, so its place isn't that of the number of steps.
+        only_in_sweep("backward", 6, {"epoch_stop": 3, "arguments": SAVED}),
+        # The evaluation of the step that stops the epoch.
+        only_in_sweep("evaluation", 5, {"epoch_stop": 4, "arguments": SAVED}),
     ],
 )
 def test_what_the_trainer_does_beside_its_steps_is_done_once(

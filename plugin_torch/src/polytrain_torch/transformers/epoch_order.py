@@ -6,7 +6,7 @@ the random numbers when the epoch began, which the trainer's files don't have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
@@ -20,11 +20,13 @@ from polytrain_torch.randomness import random_state, restore_random_state
 class EpochOrder(TrainerCallback):
     """Knows the random numbers when the current epoch began. It comes last."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, *, is_between_epochs: Callable[[], bool]) -> None:
         """
         Args:
             trainer: this rank's trainer.
+            is_between_epochs: returns whether the call resumes before an epoch's first step.
         """
+        self._is_between_epochs = is_between_epochs
         self._trainer = trainer
         self._loader: Any = None
         self._begun: dict[str, Any] | None = None
@@ -45,7 +47,7 @@ class EpochOrder(TrainerCallback):
     ) -> None:
         """Restore the random numbers if the epoch is resumed, and note them."""
         resumed, self._resumed, self._loader = self._resumed, {}, train_dataloader
-        is_within = state.epoch != int(state.epoch)
+        is_within = not self._is_between_epochs()
         if resumed and is_within:
             restore_random_state(resumed["random"])
         generator = getattr(train_dataloader, "synchronized_generator", None)

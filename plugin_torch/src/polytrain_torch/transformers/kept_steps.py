@@ -41,7 +41,11 @@ from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.transformers.adapters import is_adapted, write_buffers
 from polytrain_torch.transformers.epoch_order import draws_again
 from polytrain_torch.transformers.made_by import LEFT, made_by
-from polytrain_torch.transformers.private import LogSums, replace_loading_random
+from polytrain_torch.transformers.private import (
+    LogSums,
+    replace_loading_random,
+    replace_starting_place,
+)
 
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
@@ -116,6 +120,13 @@ class KeptSteps(TrainerCallback):
         self._operations = 0.0
         """Number of floating-point operations of the current batch."""
 
+        self._epoch_began = 0
+        """Number of steps when the current epoch began."""
+
+        self._finds_place = False
+        """Whether the call finds its place in an epoch by what an earlier attempt has left."""
+
+        replace_starting_place(trainer, self._place)
         self._load_random = replace_loading_random(trainer, self._loading_random)
         self._own_batches, self._own_step = trainer.get_batch_samples, trainer.training_step
         trainer.get_batch_samples, trainer.training_step = self._batches, self._step
@@ -142,11 +153,13 @@ class KeptSteps(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Continue an epoch as it was."""
         self._is_epoch_end = False
+        began, self._resumed.epoch_began = self._resumed.epoch_began, None
+        self._epoch_began = state.global_step if began is None else began
         if self._resumed.is_between_epochs:
             self._resumed.restore_random()
         elif self._resumed.stops_epoch:
-            # The trainer has just taken it back.
-            control.should_epoch_stop = True
+            # The trainer has just taken it back, as it does in the next epoch.
+            control.should_epoch_stop, self._resumed.stops_epoch = True, False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Continue with the random numbers of the state, now that the batch is fetched."""
@@ -188,6 +201,7 @@ class KeptSteps(TrainerCallback):
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
             "epoch": epoch,
+            "epoch_began": self._epoch_began,
             "ignored": ignored,
             "is_epoch_end": self._is_epoch_end,
             "is_last_step": trained == int(trained),
@@ -375,26 +389,55 @@ class KeptSteps(TrainerCallback):
         end = (made_by(files) or {}).get(LEFT)
         if end is None:
             return
-        is_last = end["is_last_step"]
-        if is_last:
+        if self._is_over(end):
             self._load_random(str(files))
         # A run that begins with another one's checkpoint decides for itself.
         if get_context().get_attempt() > 0:
             self._end_again(end)
-        self._continue(end, random=random_state() if is_last else None)
+        self._continue(end, random=random_state() if self._is_over(end) else None)
 
     def _continue(self, end: Mapping[str, Any], *, random: dict[str, Any] | None) -> None:
         """Note how the training continues after an end, by the flags that it has left."""
-        flags, is_last = self._flags, end["is_last_step"]
+        flags, is_over = self._flags, self._is_over(end)
         self._resumed = _Resumed(
             random=random,
             loads_random=random is None,
-            is_between_epochs=is_last,
-            is_after_epoch=is_last or end["is_epoch_end"],
-            stops=flags["should_training_stop"] or (flags["should_epoch_stop"] and not is_last),
+            epoch_began=None if is_over else end["epoch_began"],
+            is_between_epochs=is_over,
+            is_after_epoch=end["is_last_step"] or end["is_epoch_end"],
+            stops=flags["should_training_stop"] or (flags["should_epoch_stop"] and not is_over),
             stops_epoch=flags["should_epoch_stop"],
             last_step=(end["grad_norm"], end["learning_rate"]),
         )
+
+    def _place(self, own: tuple[int, int]) -> tuple[int, int]:
+        """Return the epoch to begin with, and how many batches of it were trained."""
+        self._finds_place, end = False, None
+        directory, files = self._reports.resumes_from, self._reports.files
+        args = self._trainer.args
+        # A shard goes by the number of steps, and another run may have other epochs.
+        is_shard = isinstance(self._trainer.train_dataset, Batches)
+        is_again = get_context().get_attempt() > 0 and not args.ignore_data_skip
+        if directory is not None and files is not None and is_again and not is_shard:
+            is_kept = (directory / _FILE).exists()
+            end = loaded(directory / _FILE)["end"] if is_kept else (made_by(files) or {}).get(LEFT)
+        if not end or "epoch" not in end:
+            return own
+        self._finds_place = True
+        if self._is_over(end):
+            return end["epoch"] + 1, 0
+        steps = self._trainer.state.global_step - end["epoch_began"]
+        return end["epoch"], steps * args.gradient_accumulation_steps
+
+    def _is_over(self, end: Mapping[str, Any]) -> bool:
+        """Whether the training continues in the next epoch: an epoch may have been stopped."""
+        is_last, is_end = bool(end["is_last_step"]), bool(end["is_epoch_end"])
+        return is_last or (is_end and self._finds_place)
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether the call resumes before the first step of an epoch."""
+        return self._resumed.is_between_epochs
 
     def _loading_random(self, own_load: Any, checkpoint: str | None) -> None:
         if self._resumed.loads_random:
@@ -402,7 +445,7 @@ class KeptSteps(TrainerCallback):
 
     def _end_again(self, end: Mapping[str, Any]) -> None:
         """Do what was left of a step, and of the epoch if it was the last one."""
-        trainer = self._trainer
+        trainer, self._epoch_began = self._trainer, end["epoch_began"]
         for name, is_set in end["flags"].items():
             setattr(trainer.control, name, is_set)
 
@@ -444,6 +487,9 @@ class _Resumed:
 
     loads_random: bool = True
     """Whether the trainer loads the random states in its files."""
+
+    epoch_began: int | None = None
+    """Number of steps when its epoch began; None if it is the first of its epoch."""
 
     is_between_epochs: bool = False
     """Whether it is the first of its epoch."""

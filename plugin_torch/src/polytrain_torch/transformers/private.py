@@ -33,6 +33,18 @@ def replace_loading_random(trainer: Any, load: Callable[[Any, str | None], None]
     return own
 
 
+def replace_starting_place(
+    trainer: Any, place: Callable[[tuple[int, int]], tuple[int, int]]
+) -> None:
+    """Replace how a Transformers trainer finds the epoch, and the batches of it, to begin with.
+
+    It divides the number of steps by those of an epoch. `place` gets what it finds, after it has
+    loaded its state.
+    """
+    own = trainer._init_training_state
+    trainer._init_training_state = lambda *args: place(own(*args))
+
+
 class LogSums:
     """What a Transformers trainer, or one of TRL's, adds up for its logs.
 

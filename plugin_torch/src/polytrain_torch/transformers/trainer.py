@@ -166,7 +166,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         read_back=_read_back,
     )
     reports._before_report, reports._left = steps.before_report, steps.left
-    reports._order = EpochOrder(trainer)
+    reports._order = EpochOrder(trainer, is_between_epochs=lambda: steps.is_between_epochs)
     trainer.add_callback(steps)
     trainer.add_callback(reports._order)
     trainer.train = train
