@@ -62,7 +62,9 @@ FLAGS: dict[str, dict[str, Any]] = {
         "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 1, 1: 2}})
     },
     "callbacks(ModelPruning)": {
-        "callback": ("ModelPruning", {"pruning_fn": "l1_unstructured", "amount": 0.3})
+        "callback": ("ModelPruning", {"pruning_fn": "l1_unstructured", "amount": 0.3}),
+        # It prunes at the end of an epoch, after step 6, and a restart from that step repeats it.
+        "saves_every": 7,
     },
     "callbacks(SpikeDetection)": {"callback": ("SpikeDetection", {"rtol": 1e9})},
     "callbacks(StochasticWeightAveraging)": {
