@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 from polytrain_plugins import Member
 
@@ -76,6 +77,6 @@ def give_rank(me: Member) -> None:
         ("lightning_utilities.core.rank_zero", me.rank),
         ("torchmetrics.utilities.prints", me.local_rank),
     ):
-        function = getattr(sys.modules.get(module), "rank_zero_only", None)
+        function: Any = getattr(sys.modules.get(module), "rank_zero_only", None)
         if hasattr(function, "rank"):
             function.rank = rank
