@@ -71,7 +71,8 @@ def train(config: dict[str, Any]) -> Any:
             at("step")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_epoch_stop = state.global_step == config["epoch_stop"]
+            if state.global_step == config["epoch_stop"]:
+                control.should_epoch_stop = True
 
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
             at("epoch")
