@@ -76,7 +76,8 @@ def send_buffers(model: DistributedDataParallel) -> None:
 
     All ranks call this.
     """
-    if model.broadcast_buffers and next(model.module.buffers(), None) is not None:
+    # A model may have DDP ignore its buffers, some or all.
+    if model.broadcast_buffers and model.modules_buffers:
         model._sync_buffers()
 
 
