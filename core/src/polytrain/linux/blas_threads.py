@@ -6,6 +6,7 @@ fork; a worker process is to have as many as if it had loaded them itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -42,4 +43,6 @@ def _threads(environment: Mapping[str, str]) -> int:
 def _copies() -> Iterator[ctypes.CDLL]:
     maps = Path("/proc/self/maps").read_text()
     for file in dict.fromkeys(re.findall(r"/.*openblas[^/\n]*$", maps, re.MULTILINE)):
-        yield ctypes.CDLL(file)
+        # It may be another file with such a name, or one that was deleted meanwhile.
+        with contextlib.suppress(OSError):
+            yield ctypes.CDLL(file)
