@@ -53,6 +53,18 @@ def test_metrics_of_trl_come_back_after_each_step(
     assert type(resumed._metrics["train"]["lengths"][0]) is int
 
 
+def test_a_trainer_may_lack_the_step_at_which_it_began() -> None:
+    """Transformers 5.5 has none, and a newer one may resume what it has saved."""
+    older, newer = trainer(), trainer()
+    del older._initial_global_step
+    older._total_loss_scalar, newer._total_loss_scalar = 3.0, 4.0
+    saved, newers = LogSums(older).kept(), LogSums(newer).kept()
+    for each, kept in ((newer, saved), (older, newers)):
+        LogSums(each).restore(kept)
+        assert each._total_loss_scalar == kept["_total_loss_scalar"]
+    assert newer._initial_global_step == 0
+
+
 def test_a_list_that_changes_its_kind_comes_back_whole() -> None:
     own = trainer()
     sums, values = LogSums(own), own._metrics["train"]["mixed"]

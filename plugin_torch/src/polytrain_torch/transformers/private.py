@@ -52,6 +52,7 @@ class LogSums:
     """
 
     _NAMES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+    """Transformers 5.5 lacks the last one."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -67,7 +68,8 @@ class LogSums:
 
         `more` is a loss that is about to be added.
         """
-        own = {name: float(getattr(self._trainer, name)) for name in self._NAMES}
+        names = (name for name in self._NAMES if hasattr(self._trainer, name))
+        own = {name: float(getattr(self._trainer, name)) for name in names}
         if more is not None:
             own["_tr_loss"] = float(self.loss + more)
         return {**own, **self._of_trl()}
@@ -86,6 +88,8 @@ class LogSums:
         """Continue what `kept` or `as_json` has returned."""
         trainer = self._trainer
         for name in self._NAMES:
+            if name not in kept or not hasattr(trainer, name):
+                continue
             own = getattr(trainer, name)
             if isinstance(own, torch.Tensor):
                 own.fill_(kept[name])
