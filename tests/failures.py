@@ -17,5 +17,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Called in the process that prints, for all processes that run tests."""
     if report.failed and _terminal is not None:
+        _terminal.write_line("")
         _terminal.write_sep("!", f"{report.nodeid} ({report.when})")
         _terminal.write_line(report.longreprtext)

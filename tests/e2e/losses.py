@@ -5,7 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections import deque
+
+import cloudpickle
+
+# Worker processes can't import it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def lose_all_ranks() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tests.e2e import torch_runs
+from tests.e2e.losses import lose_all_ranks
 from tests.e2e.torch_runs import DEEPSPEED, equal
 from tests.sweeps import only_in_sweep
 
@@ -51,8 +52,6 @@ class Recorder:
     def at(self, place: str) -> None:
         import os
         import signal
-
-        from tests.e2e.losses import lose_all_ranks
 
         if self._kill is None or [place, self._step()] != [self._kill[0], self._kill[2]]:
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e import torch_runs
+from tests.e2e.losses import lose_all_ranks
 from tests.sweeps import only_in_sweep
 
 from polytrain import Result, RunConfig, TrainingFailedError
@@ -20,7 +21,6 @@ def train(config: dict[str, Any]) -> None:
     import torch
     from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
     from lightning.pytorch.tuner import Tuner
-    from tests.e2e.losses import lose_all_ranks
     from torch.utils.data import DataLoader, TensorDataset
 
     import polytrain

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
+from tests.e2e.losses import lose_all_ranks
 from tests.e2e.torch_runs import equal
 from tests.sweeps import only_in_sweep
 
@@ -29,7 +30,6 @@ def train(config: dict[str, Any]) -> None:
     import lightning
     import torch
     from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-    from tests.e2e.losses import lose_all_ranks
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     import polytrain

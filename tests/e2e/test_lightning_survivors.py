@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
+from tests.e2e.losses import lose_all_ranks
 from tests.e2e.torch_runs import equal
 from tests.sweeps import only_in_sweep
 
@@ -36,7 +37,6 @@ def train(config: dict[str, Any]) -> None:
     from lightning.pytorch import callbacks as of_lightning
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.strategies import DDPStrategy
-    from tests.e2e.losses import lose_all_ranks
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader, TensorDataset
 

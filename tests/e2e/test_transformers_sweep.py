@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.e2e import torch_runs
+from tests.e2e.losses import lose_all_ranks
 from tests.e2e.torch_runs import HUGGING_FACE, equal
 from tests.e2e.torch_tables import table
 from tests.sweeps import only_in_sweep
@@ -76,7 +77,6 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 def train(config: dict[str, Any]) -> None:
     import torch
-    from tests.e2e.losses import lose_all_ranks
     from transformers import (
         PretrainedConfig,
         PreTrainedModel,
