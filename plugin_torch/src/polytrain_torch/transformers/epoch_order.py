@@ -35,7 +35,8 @@ class EpochOrder(TrainerCallback):
     def state(self) -> dict[str, Any]:
         """Return this rank's, to be saved; empty if the order doesn't depend on them."""
         if self._begun is None:
-            return {}
+            # What a restart has left to do may save before the next epoch begins.
+            return {**self._resumed}
         return {**self._begun, "next": _state_of(self._loader)}
 
     def resume(self, state: Mapping[str, Any]) -> None:
