@@ -53,11 +53,12 @@ def mark_processes() -> None:
 
 def our_processes() -> list[psutil.Process]:
     """Live zygotes, worker processes and agents of all runs of this session."""
-    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
-    # Ray overwrites the environment with its titles, so agents are found by their ancestry.
+    # A zygote may have been kept since before the mark, and Ray overwrites the environment with its
+    # titles. Those whose parents are gone have the mark alone.
     below = psutil.Process().children(recursive=True)
-    agents = [process for process in below if "ray::RayHost" in title(process)]
-    return forked + agents
+    alone = [process for process in psutil.process_iter() if _is_marked(process)]
+    known = ("polytrain.workers", "ray::RayHost")
+    return [each for each in {*below, *alone} if any(name in title(each) for name in known)]
 
 
 def _left_processes() -> list[psutil.Process]:
