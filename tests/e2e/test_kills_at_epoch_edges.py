@@ -120,6 +120,7 @@ EDGES = ("first of epoch 0", "last of epoch 0", "first of epoch 1", "last of the
 
 IN_TEST = {
     ("torch", "last of epoch 0"),
+    ("Accelerate", "last of the run"),
     ("XGBoost", "last of the run"),
     ("LightGBM", "first of epoch 0"),
 }

@@ -59,7 +59,7 @@ with needed("accelerate"):
     from accelerate import Accelerator, DistributedType
     from accelerate.checkpointing import load_custom_state
     from accelerate.utils import MODEL_NAME, OPTIMIZER_NAME, SAFE_MODEL_NAME, SCHEDULER_NAME, load
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
 _PROGRESS_FILE = "progress.pt"
 
@@ -250,9 +250,14 @@ def _write_files(
     for name in _objects(accelerator):
         what, number = name.partition(" (")[0].rsplit(" ", 1)
         file = f"custom_checkpoint_{number}.pkl"
+        state = whole["parts"][name]
+        if what == "model" and all(isinstance(each, torch.Tensor) for each in state.values()):
+            # As `save_state` does: the run may end with this checkpoint.
+            save_file(_untied(state), _safe_model_file(directory, int(number)), {"format": "pt"})
+            continue
         if what in names:
             file = f"{_numbered(names[what], int(number))}.bin"
-        save_safely(whole["parts"][name], directory / file)
+        save_safely(state, directory / file)
     saved = {"progress": whole["progress"], "found": found, **whole["parts"][_STEP]}
     save_safely(saved, directory / _PROGRESS_FILE)
     if is_first_save(accelerator):
@@ -306,7 +311,7 @@ def _load_other(directory: Path, number: int, copied: Any) -> None:
 
 
 def _load_model(directory: Path, number: int, copied: torch.nn.Module) -> None:
-    file = directory / f"{_numbered(SAFE_MODEL_NAME, number)}.safetensors"
+    file = _safe_model_file(directory, number)
     if not file.exists():
         _load_file(directory / f"{_numbered(MODEL_NAME, number)}.bin", copied)
         return
@@ -314,6 +319,23 @@ def _load_model(directory: Path, number: int, copied: torch.nn.Module) -> None:
     unknown = copied.load_state_dict(load_file(file), strict=False).unexpected_keys
     if unknown:
         raise KeyError(f"unexpected keys: {unknown}")
+
+
+def _safe_model_file(directory: Path, number: int) -> Path:
+    return directory / f"{_numbered(SAFE_MODEL_NAME, number)}.safetensors"
+
+
+def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a model's state with tied weights once, and no two tensors in the same memory."""
+    untied = {}
+    seen: set[tuple[Any, ...]] = set()
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else (name,)
+        if place not in seen:
+            seen.add(place)
+            is_all = tensor.untyped_storage().nbytes() == tensor.nbytes
+            untied[name] = tensor.contiguous() if is_all else tensor.clone().contiguous()
+    return untied
 
 
 def _numbered(name: str, number: int) -> str:
