@@ -534,13 +534,13 @@ def check_weights(result: Result, name: str) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.only_in_sweep
-def test_an_iterator_of_accelerate_draws_a_number_of_torchs(tmp_path: Path) -> None:
-    """So a restart in mid-epoch has the same rows, and other numbers in dropout."""
+def test_a_loader_without_a_generator_leaves_dropout_its_numbers(tmp_path: Path) -> None:
+    """An iterator of such a loader draws a number of torch's; one after a restart draws none."""
     kills = KILLS["accelerated"][1:2]
     expected = trained(tmp_path / "undisturbed", "accelerated", has_generator=False)
     killed = trained(tmp_path / "killed", "accelerated", kills, has_generator=False)
     assert killed.rows == expected.rows
-    assert killed.reports != expected.reports
+    assert killed.reports == expected.reports
 
 
 @pytest.mark.sweep
