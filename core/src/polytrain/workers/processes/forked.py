@@ -126,14 +126,23 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         sys.argv[:] = request.argv
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
-        # The zygote has noted what was in the directories, relative ones among them.
-        importlib.invalidate_caches()
+        _forget_missing_directories()
         reseed()
         start_blas_threads(os.environ)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     run_and_exit(request.entry, request.connection, request.page, *request.others)
+
+
+def _forget_missing_directories() -> None:
+    """Look again for directories of modules that the zygote hasn't found, or has in its own.
+
+    `importlib.invalidate_caches` would have all others listed again, too.
+    """
+    for place, finder in [*sys.path_importer_cache.items()]:
+        if finder is None or not os.path.isabs(place):
+            del sys.path_importer_cache[place]
 
 
 def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoReturn:
