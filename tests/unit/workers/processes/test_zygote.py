@@ -282,14 +282,29 @@ class Running:
 
 
 @contextmanager
-def bare_zygote() -> Iterator[ZygoteConnection]:
+def bare_zygote(*modules: str, directory: Path | None = None) -> Iterator[ZygoteConnection]:
+    """A connection to a new zygote that imports modules, if need be from a directory."""
     name = f"\0{secrets.token_hex(8)}"
-    spec = ZygoteSpec(name=name, environment={}, modules=(), path=tuple(sys.path))
-    connection = ZygoteConnection.open(spec)
-    try:
+    path = path_with(directory)
+    spec = ZygoteSpec(name=name, environment={}, modules=modules, path=path)
+    with closing(ZygoteConnection.open(spec)) as connection:
         yield connection
-    finally:
-        connection.close()
+
+
+@contextmanager
+def zygote_with(module: str, *, by: str, directory: Path, entry: str) -> Iterator[ZygoteConnection]:
+    """A connection to a zygote in which, or in whose preloaded one, a module is imported."""
+    modules = (module,) if by == "the zygote" else ()
+    with bare_zygote(*modules, directory=directory) as connection:
+        if by == "the preloaded zygote":
+            connection.request(["preload", entry, [module], {}, dict(os.environ), "/"])
+            node = psutil.Process(connection.pid)
+            assert eventually(lambda: any(map(is_serving, node.children())))
+        yield connection
+
+
+def path_with(directory: Path | None) -> tuple[str, ...]:
+    return tuple(sys.path) if directory is None else (str(directory), *sys.path)
 
 
 def run_in_worker(
@@ -367,26 +382,19 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
 
 
 def end_of(
-    connection: ZygoteConnection, spec: ZygoteSpec, entry: str, output: str = os.devnull
+    connection: ZygoteConnection, directory: Path, entry: str, output: str = os.devnull
 ) -> Any:
     """Run a module's `main` in a worker process; how that has ended."""
     ours, theirs = socket.socketpair()
     with ours, theirs, closing(Page()) as page, open(output, "wb") as file:
         connection.request(
-            ["fork", 1, dict(os.environ), "/", list(spec.path), [], entry],
+            ["fork", 1, dict(os.environ), "/", [*path_with(directory)], [], entry],
             [theirs.fileno(), *[file.fileno()] * 2, page.descriptor],
         )
         assert SocketChannel(connection.socket).receive()[:2] == ["forked", 1]
         kind, _, how, _ = SocketChannel(connection.socket).receive()
         assert kind == "ended"
         return how
-
-
-def have_preloaded(connection: ZygoteConnection, entry: str, module: str) -> None:
-    """Have a preloaded zygote that has imported a module, for the processes of an entry."""
-    connection.request(["preload", entry, [module], {}, dict(os.environ), "/"])
-    node = psutil.Process(connection.pid)
-    assert eventually(lambda: any(map(is_serving, node.children())))
 
 
 def directories_of(owner: str, directory: Path) -> str:
@@ -418,16 +426,8 @@ def test_a_worker_leaves_what_its_zygote_owns(by: str, tmp_path: Path) -> None:
         found = [each.name.partition("-")[0] for each in tmp_path.iterdir() if each != site]
         return sorted(found)
 
-    spec = ZygoteSpec(
-        name=f"\0{secrets.token_hex(8)}",
-        environment={},
-        modules=("of_library",) if by == "the zygote" else (),
-        path=(str(site), *sys.path),
-    )
-    with closing(ZygoteConnection.open(spec)) as connection:
-        if by == "the preloaded zygote":
-            have_preloaded(connection, "of_worker", "of_library")
-        assert end_of(connection, spec, "of_worker") == "exited with code 0"
+    with zygote_with("of_library", by=by, directory=site, entry="of_worker") as connection:
+        assert end_of(connection, site, "of_worker") == "exited with code 0"
         assert owners() == ["library"] * 4
     assert eventually(lambda: owners() == [])
 
@@ -448,15 +448,9 @@ def test_what_is_written_to_a_stream_that_a_library_has_imported_is_not_lost(
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     (tmp_path / "writes.py").write_text(WRITES)
     (tmp_path / "has_stream.py").write_text("from sys import stdout\nprint('imported')\n")
-    spec = ZygoteSpec(
-        name=f"\0{secrets.token_hex(8)}",
-        environment={},
-        modules=("has_stream",),
-        path=(str(tmp_path), *sys.path),
-    )
     output = tmp_path / "output"
-    with closing(ZygoteConnection.open(spec)) as connection:
-        assert end_of(connection, spec, "writes", str(output)) == "exited with code 0"
+    with bare_zygote("has_stream", directory=tmp_path) as connection:
+        assert end_of(connection, tmp_path, "writes", str(output)) == "exited with code 0"
     assert output.read_text() == "a line\nand more"
 
 
@@ -479,17 +473,9 @@ def test_a_librarys_own_random_numbers_differ_between_workers(by: str, tmp_path:
     (site / "own_generators.py").write_text(
         "import random\nfree, fixed = random.Random(), random.Random(7)\n"
     )
-    spec = ZygoteSpec(
-        name=f"\0{secrets.token_hex(8)}",
-        environment={},
-        modules=("own_generators",) if by == "the zygote" else (),
-        path=(str(site), *sys.path),
-    )
-    with closing(ZygoteConnection.open(spec)) as connection:
-        if by == "the preloaded zygote":
-            have_preloaded(connection, "draws", "own_generators")
+    with zygote_with("own_generators", by=by, directory=site, entry="draws") as connection:
         for _ in range(2):
-            assert end_of(connection, spec, "draws") == "exited with code 0"
+            assert end_of(connection, site, "draws") == "exited with code 0"
     drawn = zip(*map(str.split, (site / "drawn").read_text().splitlines()), strict=True)
     assert [len({*of_generator}) for of_generator in drawn] == [2, 2, 1]
 
@@ -512,30 +498,19 @@ def test_an_interrupt_is_raised_in_a_worker_as_in_any_program(start: str, tmp_pa
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
-    spec = ZygoteSpec(
-        name=f"\0{secrets.token_hex(8)}",
-        environment={},
-        modules=() if start == "forked" else ("starts_a_thread",),
-        path=(str(tmp_path), *sys.path),
-    )
-    with closing(ZygoteConnection.open(spec)) as connection:
-        assert end_of(connection, spec, "interrupted") == "exited with code 7"
+    modules = () if start == "forked" else ("starts_a_thread",)
+    with bare_zygote(*modules, directory=tmp_path) as connection:
+        assert end_of(connection, tmp_path, "interrupted") == "exited with code 7"
 
 
 def test_modules_are_found_in_a_directory_that_is_newer_than_the_zygote(tmp_path: Path) -> None:
     later = tmp_path / "later"
-    spec = ZygoteSpec(
-        name=f"\0{secrets.token_hex(8)}",
-        environment={},
-        modules=("looked_for_everywhere",),
-        path=(str(later), *sys.path),
-    )
-    with closing(ZygoteConnection.open(spec)) as connection:
+    with bare_zygote("looked_for_everywhere", directory=later) as connection:
         connection.request(["is current"])
         assert SocketChannel(connection.socket).receive() == ["is current", True]
         later.mkdir()
         (later / "is_new.py").write_text("def main(connection, others):\n    return 7\n")
-        assert end_of(connection, spec, "is_new") == "exited with code 7"
+        assert end_of(connection, later, "is_new") == "exited with code 7"
 
 
 def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: Path) -> None:
