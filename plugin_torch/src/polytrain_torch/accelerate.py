@@ -334,7 +334,7 @@ def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if place not in seen:
             seen.add(place)
             is_all = tensor.untyped_storage().nbytes() == tensor.nbytes
-            untied[name] = tensor.contiguous() if is_all else tensor.clone().contiguous()
+            untied[name] = (tensor if is_all else tensor.clone()).contiguous()
     return untied
 
 

@@ -71,6 +71,12 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
     return getattr(module, "_orig_mod", None)
 
 
+def uncompiled(module: Any) -> Any:
+    """Return the module inside a wrapper of `torch.compile`; anything else as it is."""
+    inside = original_module(module)
+    return module if inside is None else inside
+
+
 def send_buffers(model: DistributedDataParallel) -> None:
     """Have DDP send rank 0's buffers now, which it does by itself only before a forward pass.
 

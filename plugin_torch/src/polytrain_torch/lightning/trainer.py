@@ -20,7 +20,7 @@ from polytrain_torch.devices import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.prepared import sharded
 from polytrain_torch.models.unaveraged import keep_frozen
-from polytrain_torch.private import original_module
+from polytrain_torch.private import uncompiled
 from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -323,8 +323,7 @@ def _wait_for_files(checkpoint_io: Any) -> None:
 def _refuse_other_package(*given: Any) -> None:
     """Refuse objects of the package `pytorch_lightning`, which has its own classes."""
     for each in itertools.chain.from_iterable(map(_as_list, given)):
-        inside = original_module(each)
-        each = each if inside is None else inside
+        each = uncompiled(each)
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
         if "pytorch_lightning" in modules:
             raise TypeError(

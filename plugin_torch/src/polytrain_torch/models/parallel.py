@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from polytrain_torch.private import original_module
+from polytrain_torch.private import uncompiled
 from polytrain_torch.row_weights import weigh_model
 
 models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
@@ -123,5 +123,5 @@ def unwrapped(part: Any) -> Any:
     """Return the module inside DDP and `torch.compile` wrappers; any other value as it is."""
     if isinstance(part, DistributedDataParallel):
         return unwrapped(part.module)
-    inside = original_module(part) if isinstance(part, torch.nn.Module) else None
-    return part if inside is None else unwrapped(inside)
+    inside = uncompiled(part) if isinstance(part, torch.nn.Module) else part
+    return part if inside is part else unwrapped(inside)

@@ -7,7 +7,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
-from polytrain_torch.private import original_module, send_buffers
+from polytrain_torch.private import send_buffers, uncompiled
 
 
 def send_before_evaluations(trainer: Trainer) -> None:
@@ -19,9 +19,7 @@ def send_before_evaluations(trainer: Trainer) -> None:
     own_loop = trainer.evaluation_loop
 
     def evaluation_loop(*args: Any, **options: Any) -> Any:
-        wrapped = trainer.model_wrapped
-        inside = original_module(wrapped)
-        model = wrapped if inside is None else inside
+        model = uncompiled(trainer.model_wrapped)
         if isinstance(model, DistributedDataParallel):
             send_buffers(model)
         return own_loop(*args, **options)

@@ -23,10 +23,10 @@ from polytrain.workers.agents.sent_copies import Piece, Whole
 from polytrain.workers.ray.links import LinkEnd, Listening
 
 
-def _was_started_with(variable: str) -> bool:
-    """Return whether the node, the Ray job or the run has set a variable in this process."""
+def _started_with() -> set[str]:
+    """Return the variables that the node, the Ray job or the run has set in this process."""
     started = Path("/proc/self/environ").read_bytes().split(b"\0")
-    return any(each.startswith(f"{variable}=".encode()) for each in started)
+    return {os.fsdecode(each.partition(b"=")[0]) for each in started}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,8 @@ class RayHost:
             # Ray has started this process in it, whether the run or the job has asked for it.
             spec = replace(spec, directory=os.getcwd())
         # In each actor Ray sets OMP_NUM_THREADS, to 1 in those that reserve no CPUs, as this one.
-        environment = spec.zygote.environment
-        not_the_users = {k: v for k, v in environment.items() if not _was_started_with(k)}
+        environment, users = spec.zygote.environment, _started_with()
+        not_the_users = {k: v for k, v in environment.items() if k not in users}
         variables = {**not_the_users, **spec.zygote.variables}
         spec = replace(spec, zygote=replace(spec.zygote, variables=variables))
         self._mail: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
