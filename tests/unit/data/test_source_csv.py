@@ -170,6 +170,15 @@ def test_types_of_several_files(tmp_path: Path) -> None:
     ]
 
 
+def test_text_is_text_in_files_that_hold_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "n,x", "1,DE", "2,NA", "3,")
+    write(tmp_path / "b.csv", "n,x", "4,NA", "5,", "6,None")
+    pieces = describe("train", tmp_path).pieces
+    found = [piece.read(0, 3, ["x"]).to_pydict()["x"] for piece in pieces]
+    assert found == [["DE", "NA", ""], ["NA", "", "None"]]
+    assert read(tmp_path / "b.csv")["x"] == [None] * 3
+
+
 def test_quotes_newlines_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", '\ufeffx,"y, z"', '"one\ntwo",1', "", '"say ""three""",2')
     assert read(path) == {"x": ["one\ntwo", 'say "three"'], "y, z": [1, 2]}

@@ -11,14 +11,20 @@ import csv
 import io
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
+from polytrain.data.read.file_pieces import (
+    DescribedFile,
+    FilePiece,
+    current_file,
+    describing,
+    unreadable,
+)
 from polytrain.data.read.formats import format_of, open_decompressed
 from polytrain.data.read.selection import columns_to_count, refuse_repeated
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
@@ -59,6 +65,14 @@ class CsvPiece(TextPiece):
     def _check_exact(self, names: Collection[str]) -> None:
         _check_exact(self.path, names, self.layout)
 
+    def in_types(self, schema: pa.Schema, constants: Mapping[str, Any]) -> FilePiece:
+        # Other files tell whether empty fields, and words such as NA, are text.
+        texts = {field.name: field.type for field in schema if pa.types.is_string(field.type)}
+        stored = [
+            own.with_type(texts.get(own.name, own.type)) if pa.types.is_null(own.type) else own
+            for own in self.stored
+        ]
+        return TextPiece.in_types(replace(self, stored=pa.schema(stored)), schema, constants)
 
 def described(
     place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
