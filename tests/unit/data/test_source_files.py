@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,14 @@ def test_a_list_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert read(describe("train", [b, a, b])) == {"x": ["b", "a", "b"]}
 
 
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("passed", [str, pads.dataset])
+def test_a_relative_path_is_made_absolute(
+    passed: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process, with another working directory, reads the same file."""
     write(tmp_path / "here.parquet", x=[1])
     monkeypatch.chdir(tmp_path)
-    source = describe("train", "here.parquet")
+    source = describe("train", passed("here.parquet"))
     monkeypatch.chdir("/")
     assert read(source) == {"x": [1]}
 

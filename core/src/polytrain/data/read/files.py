@@ -29,6 +29,7 @@ from polytrain.data.read.tables import from_table
 from polytrain.data.types.plain import Missing, missing_in, noted, plain_schema
 from polytrain.data.types.schemas import unified_type
 from polytrain.data_errors import SourceError, one_line
+from polytrain.storage.filesystems import find
 from polytrain.text.described import numbered
 
 _AT_ONCE = 8
@@ -168,9 +169,9 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
         # It has a filter.
         return None
     for fragment in fragments:
-        file = parquet_files.described(
-            fragment.path, schema.names, None if local else dataset.filesystem
-        )
+        # The path of a local file may be relative.
+        place = find(fragment.path).path if local else fragment.path
+        file = parquet_files.described(place, schema.names, None if local else dataset.filesystem)
         if fragment.row_groups and len(fragment.row_groups) != len(file.pieces):
             return None
         constants = pads.get_partition_keys(fragment.partition_expression)
