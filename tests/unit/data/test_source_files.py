@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as pads
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -387,6 +388,24 @@ def test_a_file_without_rows_among_others(tmp_path: Path, empty: pa.Table) -> No
     pq.write_table(empty, tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", x=[1.5], y=["s"])
     assert read(describe("train", tmp_path)) == {"x": [1.5], "y": ["s"]}
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl", "arrow"])
+def test_a_file_without_rows_needs_no_column_that_is_asked_for(tmp_path: Path, ending: str) -> None:
+    empty, other = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
+    nothing = pa.table({"x": pa.array([], pa.int64())})
+    if ending == "parquet":
+        pq.write_table(nothing, empty)
+        write(other, x=[1], y=["s"])
+    elif ending == "arrow":
+        feather.write_feather(nothing, str(empty))
+        feather.write_feather(pa.table({"x": [1], "y": ["s"]}), str(other))
+    else:
+        empty.write_text("x\n" if ending == "csv" else "")
+        other.write_text("x,y\n1,s\n" if ending == "csv" else '{"x": 1, "y": "s"}\n')
+    assert read(describe("train", tmp_path, columns=["y"])) == {"y": ["s"]}
+    with pytest.raises(SourceError, match=rf"b\.{ending}' has no column 'yy'.*'y'"):
+        describe("train", tmp_path, columns=["yy"])
 
 
 def test_pandas_index_is_no_column(tmp_path: Path) -> None:

@@ -74,13 +74,9 @@ class CsvPiece(TextPiece):
         ]
         return TextPiece.in_types(replace(self, stored=pa.schema(stored)), schema, constants)
 
-def described(
-    place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
-) -> DescribedFile:
-    """Count a file's rows and find its columns' types, holding no more than a few blocks of it.
 
-    Args:
-        elsewhere: columns that the file need not have.
+def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile:
+    """Count a file's rows and find its columns' types, holding no more than a few blocks of it.
 
     Raises:
         SourceError: it can't be read; says which line is wrong, where one is.
@@ -88,23 +84,21 @@ def described(
     with describing(place, _explained):
         for block in _BLOCKS:
             try:
-                return _described(place, columns, elsewhere, block)
+                return _described(place, columns, block)
             except pa.ArrowInvalid as error:
                 if "straddling" not in str(error) or block == _BLOCKS[-1]:
                     raise
     raise AssertionError("the last block size either does or raises")
 
 
-def _described(
-    place: str, columns: Sequence[str] | None, elsewhere: Collection[str], block: int
-) -> DescribedFile:
+def _described(place: str, columns: Sequence[str] | None, block: int) -> DescribedFile:
     file = current_file(place)
     layout = Layout(block, "\t" if format_of(place) == "tsv" else ",")
     with _stream(file.place, layout) as stream:
         names = stream.schema.names
     layout = layout._replace(has_one_column=len(names) == 1)
     refuse_repeated(names, repr(place))
-    wanted = columns_to_count(columns, names, elsewhere=elsewhere, of=repr(place))
+    wanted = columns_to_count(columns, names)
     try:
         facts = ColumnFacts(_of_both, wanted)
         with _stream(file.place, layout, dict.fromkeys(wanted)) as stream:
@@ -113,7 +107,8 @@ def _described(
     except pa.ArrowInvalid:
         # Values further down don't fit what the first ones look like.
         facts = _typed_by_every_block(file.place, wanted, layout)
-    schema = pa.schema(facts.types.items())
+    # Columns that aren't read have no type.
+    schema = pa.schema({**dict.fromkeys(names, pa.null()), **facts.types}.items())
     if any(pa.types.is_binary(kind) for kind in schema.types):
         # Arrow takes bytes for that which are no text.
         raise SourceError(*_explained(place, None))

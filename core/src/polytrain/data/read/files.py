@@ -6,7 +6,7 @@ Parquet files that a `pyarrow.dataset` names are read in place; its others becom
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -32,6 +32,14 @@ from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import find
 from polytrain.text.described import numbered
 
+_DESCRIBED: Mapping[str, Callable[[str, Sequence[str] | None], DescribedFile]] = {
+    "parquet": parquet_files.described,
+    "csv": csv_files.described,
+    "tsv": csv_files.described,
+    "jsonl": json_files.described,
+    "ipc": ipc_files.described,
+}
+
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""
 
@@ -48,13 +56,7 @@ def from_places(places: Sequence[str], columns: Sequence[str] | None, *, listed:
     files = [file for place in places for file in expand(place, listed=listed)]
 
     def describe(file: FoundFile) -> DescribedFile:
-        if file.format == "ipc":
-            return ipc_files.described(file.place, columns, elsewhere=file.partition)
-        if file.format == "jsonl":
-            return json_files.described(file.place, columns, elsewhere=file.partition)
-        if file.format != "parquet":
-            return csv_files.described(file.place, columns, elsewhere=file.partition)
-        return parquet_files.described(file.place, columns)
+        return _DESCRIBED[file.format](file.place, columns)
 
     if len(files) == 1:
         return together([describe(files[0])], files, columns)

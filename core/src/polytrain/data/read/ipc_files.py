@@ -49,13 +49,8 @@ class RecordBatchPiece(FilePiece):
         yield from (table,) if at_once else in_steps(table)
 
 
-def described(
-    place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
-) -> DescribedFile:
+def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile:
     """Count a file's rows and missing values, one record batch at a time: the footer has neither.
-
-    Args:
-        elsewhere: columns that the file need not have.
 
     Raises:
         SourceError: it can't be read, or has columns of the same name.
@@ -65,20 +60,19 @@ def described(
     with describing(place, _explained):
         file = current_file(place)
         with _opened(file) as ipc:
-            names = ipc.schema.names
-        refuse_repeated(names, repr(place))
-        wanted = columns_to_count(columns, names, elsewhere=elsewhere, of=repr(place))
+            own = ipc.schema
+        refuse_repeated(own.names, repr(place))
+        wanted = columns_to_count(columns, own.names)
+        refuse_unreadable(subschema(own, wanted))
+        schema = plain_schema(own)
         with _opened(file, wanted) as ipc:
-            refuse_unreadable(subschema(ipc.schema, wanted))
-            notes = ipc.schema.metadata
-            schema = plain_schema(ipc.schema)
             for number in range(ipc.num_record_batches):
                 table = _table(ipc, number)
                 rows.append(table.num_rows)
                 missing |= found_missing(table)
     return DescribedFile(
         place=place,
-        schema=schema.with_metadata(notes),
+        schema=schema.with_metadata(own.metadata),
         missing=frozenset(missing),
         pieces=tuple(
             RecordBatchPiece(

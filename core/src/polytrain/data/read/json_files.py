@@ -42,18 +42,12 @@ class JsonPiece(TextPiece):
         _check_exact(self.path, names)
 
 
-def described(
-    place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
-) -> DescribedFile:
+def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile:
     """Count a file's rows and find its columns' types, holding no more than a block of it.
-
-    Args:
-        elsewhere: columns that the file need not have.
 
     Raises:
         SourceError: it can't be read; says which line is wrong, where one is.
     """
-
     facts = ColumnFacts(
         partial(merged_type, places=(f"some rows of {place!r}", "others"), remedy=_ONE_TYPE)
     )
@@ -61,16 +55,16 @@ def described(
         file = current_file(place)
         for block in _blocks(file.place):
             facts.add(_inferred(block))
-    wanted = columns_to_count(columns, [*facts.types], elsewhere=elsewhere, of=repr(place))
+    wanted = columns_to_count(columns, [*facts.types])
     floats = {name for name in wanted if _holds_floats(facts.types[name])}
     _check_exact(place, facts.large & floats)
-    schema = pa.schema([(name, facts.types[name]) for name in wanted])
+    schema = pa.schema(facts.types.items())
     piece = JsonPiece(
         path=place,
         rows=facts.rows,
         schema=schema,
         stored=schema,
-        large=frozenset(facts.large.intersection(wanted) - floats),
+        large=frozenset(facts.large - floats),
         version=file.version,
     )
     return DescribedFile(place=place, schema=schema, missing=facts.missing, pieces=(piece,))

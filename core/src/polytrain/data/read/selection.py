@@ -15,25 +15,18 @@ from polytrain.data_errors import SourceError
 from polytrain_plugins import column_remedy
 
 
-def columns_to_count(
-    columns: Sequence[str] | None, names: list[str], *, elsewhere: Collection[str], of: str
-) -> list[str]:
+def columns_to_count(columns: Sequence[str] | None, names: list[str]) -> list[str]:
     """The columns of a file that are read to count its rows and find their types.
 
-    Args:
-        elsewhere: columns that the file need not have.
+    Those that it lacks may be in the names of its directories, and a file without rows needs none.
 
     Returns:
         The file's own columns among those; if there is none, its first: rows are counted all the
         same.
-
-    Raises:
-        SourceError: a column is missing, or asked for twice.
     """
     if columns is None:
         return names
-    own = [name for name in columns if name in names or name not in elsewhere]
-    return chosen(own, names, of=of) if own else names[:1]
+    return [name for name in columns if name in names] or names[:1]
 
 
 def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
