@@ -75,6 +75,25 @@ def test_sources_of_any_kind_give_the_same_rows_in_the_same_order(
         assert rows_of(Mix(sources, weights=WEIGHTS, epoch=epoch), 3, 2, **options) == wanted
 
 
+@pytest.mark.parametrize("shuffle", [False, "window"])
+def test_items_beside_files_are_read_one_by_one(
+    shuffle: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    own = Items.__getitem__
+
+    def noted(self: Items, index: int) -> dict[str, int]:
+        read.append(index)
+        return own(self, index)
+
+    monkeypatch.setattr(Items, "__getitem__", noted)
+    mix = Mix({"code": Items(), "web": files}, weights=WEIGHTS)
+    loop = iter(shard_of(mix, shuffle=shuffle).iter_batches(batch_size=10))
+    read.clear()
+    given = [int(row) for _ in range(4) for row in next(loop)["x"]]
+    assert read == [row for row in given if row < 1000]
+
+
 def test_an_epoch_ends_with_the_first_source_that_is_exhausted() -> None:
     mix = Mix({"code": {"x": CODE}, "web": {"x": WEB}}, weights=WEIGHTS)
     first, second = rows_of(mix, epochs=2, shuffle=True)

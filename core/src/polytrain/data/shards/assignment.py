@@ -178,7 +178,9 @@ class RunDataset:
             return self.config.window_rows
         if self.source.in_memory:
             return _WINDOW_IN_MEMORY
-        largest = max(piece.rows for piece in self.source.pieces)
+        # Of a mix, items are read one by one.
+        at_once = [piece for piece in self.source.pieces if not piece.seekable(scattered=True)]
+        largest = max(piece.rows for piece in at_once or self.source.pieces)
         return max(largest, min(_LEAST_WINDOW, _LEAST_WINDOW_BYTES // self._row_bytes()))
 
     def _row_bytes(self) -> int:

@@ -158,20 +158,26 @@ class PieceRows(ReadableRows):
 
     @contextmanager
     def reading(self, orders: OrderOfShard) -> Iterator[Take]:
-        if all(piece.seekable(scattered=True) for piece in self._pieces):
-            yield lambda share, order: _ordered(self._take_items(orders, share), order)
-            return
         kept = KeptPieces(self._pieces, self.schema.names)
-        shards: dict[int, _ReadAhead] = {}
+        shards: dict[int, Callable[[range], Iterable[TableRows]]] = {}
+
+        def taking(order: AnyOrder, indices: range) -> Callable[[range], Iterable[TableRows]]:
+            """Return the function that takes the rows of a shard, from these indices on."""
+            region = next(order.select(indices)).region
+            if all(
+                self._pieces[piece].seekable(scattered=True) for piece, _ in self._parts(region)
+            ):
+                return partial(self._items, order)
+            regions = self._regions(order, range(indices.start, len(order)))
+            ahead = _ReadAhead(regions, partial(self._load, kept), readers)
+            return lambda indices: map(ahead.take, self._regions(order, indices))
 
         def take(share: Sequence[tuple[int, range]], order: Array | None) -> list[TableRows]:
             found: list[TableRows] = []
             for shard, indices in share:
-                of_shard = orders(shard)
                 if shard not in shards:
-                    regions = self._regions(of_shard, range(indices.start, len(of_shard)))
-                    shards[shard] = _ReadAhead(regions, partial(self._load, kept), readers)
-                found += map(shards[shard].take, self._regions(of_shard, indices))
+                    shards[shard] = taking(orders(shard), indices)
+                found += shards[shard](indices)
             return _ordered(found, order)
 
         with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
@@ -181,17 +187,13 @@ class PieceRows(ReadableRows):
                 readers.shutdown(wait=True, cancel_futures=True)
                 kept.close()
 
-    def _take_items(
-        self, orders: OrderOfShard, share: Sequence[tuple[int, range]]
-    ) -> list[TableRows]:
+    def _items(self, order: AnyOrder, indices: range) -> Iterator[TableRows]:
         """Take rows that can be read one by one, such as items of a map-style data set."""
         lends = all(piece.reads_into_own_memory for piece in self._pieces)
-        tables: list[pa.Table] = []
-        for shard, indices in share:
-            for selection in orders(shard).select(indices):
-                rows = selection.rows
-                tables += [self.read(rows)] if isinstance(rows, range) else self.take(rows.tolist())
-        return [TableRows.of(table, lends=lends) for table in tables]
+        for selection in order.select(indices):
+            rows = selection.rows
+            tables = [self.read(rows)] if isinstance(rows, range) else self.take(rows.tolist())
+            yield from (TableRows.of(table, lends=lends) for table in tables)
 
     def _regions(self, order: AnyOrder, indices: range) -> Iterator[Selection]:
         """Select rows by the regions that are read at once: windows, or pieces if not shuffled."""
