@@ -274,7 +274,8 @@ def test_a_run_that_resumes_keeps_its_shards_unless_the_user_says_otherwise(
     assert spec_of(data, 4).plan.shards == 4
     assert spec_of(data, 4, cut=2).plan.shards == 2
     assert spec_of(data, 4, cut=2, shards=8).plan.shards == 8
-    assert spec_of(pa.table({"id": [1, 2]}), 1, shards=8).plan.shards == 2, "none is empty"
+    for cut in ({"shards": 8}, {"cut": 8}):
+        assert spec_of(pa.table({"id": [1, 2]}), 1, **cut).plan.shards == 2, "none is empty"
 
 
 def test_what_a_worker_reads_beside_its_part_is_reported(

@@ -94,9 +94,9 @@ class RunDataset:
         items = self.num_rows if starts is None else len(starts) - 1
         if whole or self._mixture is not None:
             shards = 1
-        elif self.config.shards is not None:
-            # No shard may be empty.
-            shards = min(self.config.shards, items)
+        elif wanted := self.config.shards or shards:
+            # No shard may be empty. Between two epochs the data may have become fewer.
+            shards = min(wanted, items)
         return ShardSpec(
             name=self.name,
             num_rows=self.num_rows,
