@@ -47,6 +47,13 @@ def test_blocks_of_other_types(blocks: list[pa.Schema], expected: pa.Schema | No
             [schema(x=pa.decimal128(5, 2)), schema(x=pa.float64())],
             "'x' is decimal.* in block 0 and double in block 1",
         ),
+        (
+            [
+                schema(x=pa.struct({"a": pa.decimal128(5, 2), "b": pa.float32()})),
+                schema(x=pa.struct({"a": pa.float64()})),
+            ],
+            "'x' is struct<a: decimal.* in block 0 and struct<a: double> in block 1",
+        ),
     ],
 )
 def test_blocks_that_nothing_holds(blocks: list[pa.Schema], message: str) -> None:
@@ -65,6 +72,8 @@ NARROWED: dict[str, tuple[pa.Array, pa.DataType]] = {
     "too large": (pa.array([1e300]), pa.float32()),
     "decimals": (pa.array([Decimal("0.10")]), pa.float64()),
     "whole numbers": (pa.array([2**53 + 1]), pa.float64()),
+    "floats in lists": (pa.array([[[0.1]]]), pa.list_(pa.list_(pa.float32()))),
+    "decimals in lists": (pa.array([[Decimal("0.10")]]), pa.list_(pa.float64())),
     "fractions": (pa.array([0.5]), pa.int64()),
     "times": (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
 }

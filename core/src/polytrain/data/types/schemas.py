@@ -14,7 +14,10 @@ import pyarrow.compute as pc
 
 from polytrain.data.types.nested import (
     dimensions_of,
+    innermost,
+    is_list,
     nested_list_type,
+    numbers_in,
     tensors_as_lists,
     with_parts,
 )
@@ -29,26 +32,28 @@ def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return other
     if isinstance(one, pa.FixedShapeTensorType) or isinstance(other, pa.FixedShapeTensorType):
         return _type_of_both_tensors(one, other)
-    for decimal, floats in ((one, other), (other, one)):
-        if pa.types.is_decimal(decimal) and pa.types.is_floating(floats):
-            # Arrow would take the narrower float, and rounds decimals in their last place.
-            return None
     try:
-        return (
-            pa.unify_schemas(
-                [pa.schema([pa.field("x", kind)]) for kind in (one, other)],
-                promote_options="permissive",
-            )
-            .field("x")
-            .type
+        unified = pa.unify_schemas(
+            [pa.schema([pa.field("x", kind)]) for kind in (one, other)],
+            promote_options="permissive",
         )
     except pa.ArrowException:
         pass
+    else:
+        both = unified.field("x").type
+        # Beside floats, Arrow would round decimals in their last place.
+        return both if _decimals(both) >= max(_decimals(one), _decimals(other)) else None
     plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other)]
     if plain != [one, other]:
         # Categories in one file, plain values in another.
         return unified_type(*plain)
     return None
+
+
+def _decimals(kind: pa.DataType) -> int:
+    """The number of a type's parts that are decimals."""
+    parts = (kind.field(number).type for number in range(kind.num_fields))
+    return 1 if pa.types.is_decimal(kind) else sum(map(_decimals, parts))
 
 
 def merged_type(
@@ -173,6 +178,9 @@ def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         pa.ArrowException: it doesn't hold them. Arrow's own cast rounds some, without a word.
     """
     cast = column.cast(kind)
+    if is_list(kind) and is_list(column.type):
+        numbers = [numbers_in(chunk) for chunk in column.chunks]
+        exactly(pa.chunked_array(numbers, innermost(column.type)), innermost(kind))
     if not pa.types.is_floating(kind):
         return cast
     if pa.types.is_decimal(column.type):
