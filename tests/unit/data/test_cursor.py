@@ -50,7 +50,7 @@ def test_an_iteration_that_is_left_early_is_over() -> None:
 
 def test_the_first_iteration_after_a_restart_goes_on() -> None:
     again = Cursor(DataPosition.resume("train", cursor(4, 60).position.to_plain(), PLAN, {}))
-    assert again.next_start == 60
+    assert again.next_epoch().start == 60
     with again.epoch() as epoch:
         assert (epoch.number, epoch.start) == (4, 60)
         epoch.given(100)
@@ -98,7 +98,7 @@ def test_a_look_at_the_first_batch_leaves_the_place_of_a_restart() -> None:
         assert stands(again) == (4, 10)
     held = batches(again)
     next(held)
-    assert again.next_start == 10
+    assert again.next_epoch().start == 10
     with again.epoch() as epoch:
         assert (epoch.number, epoch.start) == (4, 10)
         epoch.given(60)
@@ -421,10 +421,10 @@ def test_a_stream_can_not_go_on_as_a_table() -> None:
 def test_a_cursor_knows_what_is_left_out_in_each_epoch() -> None:
     left_out = [(1, 4, 6), (0, 8, 10), (0, 2, 4), (0, 3, 5)]
     cursor = Cursor(DataPosition(plan=Plan(rows=10, shards=1)), skipped=left_out)
-    assert cursor.skipped_next == (range(2, 5), range(8, 10))
+    assert cursor.next_epoch().skipped == (range(2, 5), range(8, 10))
     with cursor.epoch() as epoch:
         assert epoch.skipped == (range(2, 5), range(8, 10))
-        assert cursor.skipped_next == (range(4, 6),)
+        assert cursor.next_epoch().skipped == (range(4, 6),)
     assert cursor.skipped_in(2) == ()
 
 

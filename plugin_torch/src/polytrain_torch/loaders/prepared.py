@@ -104,14 +104,14 @@ class PreparedDataLoader:
     @property
     def is_under_way(self) -> bool:
         """Whether the next iteration resumes in the middle of an epoch."""
-        return self._sampler is not None and self._sampler.cursor.next_start > 0
+        return self._sampler is not None and self._sampler.cursor.next_epoch().start > 0
 
     def batches_left(self) -> int:
         """Return the number of batches of the next iteration."""
         if self._sampler is None:
             return len(self)
-        cursor = self._sampler.cursor
-        left = self._sampler.length_from(cursor.next_start, skipped=cursor.skipped_next)
+        epoch = self._sampler.cursor.next_epoch()
+        left = self._sampler.length_from(epoch.start, skipped=epoch.skipped)
         if self._split.batch_sampler is self._sampler or self._split.batch_size is None:
             return left
         full, rest = divmod(left, self._split.batch_size)

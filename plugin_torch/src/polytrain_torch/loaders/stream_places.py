@@ -100,7 +100,7 @@ class StreamPlace:
 
     def _saved(self) -> dict[str, Any] | None:
         """Return the place in the attempt's starting checkpoint; None if there is none."""
-        if not self.cursor.next_start:
+        if not self.cursor.next_epoch().start:
             return None
         saved = saved_place(self._name)
         if saved is None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from polytrain.data.plan.position import EpochPosition
+from polytrain.data.plan.position import DataPosition, StreamPosition
 from polytrain.linux.progress_page import beat
 
 _FEW = 3
 """Up to this many batches may have been only looked at."""
 
-AnyPosition = TypeVar("AnyPosition", bound=EpochPosition)
+AnyPosition = TypeVar("AnyPosition", DataPosition, StreamPosition)
 
 
 class Cursor(Generic[AnyPosition]):
@@ -35,8 +35,8 @@ class Cursor(Generic[AnyPosition]):
             skipped: what is left out: an epoch, the first position, and the one after the last.
             resumes: whether the position is that of a checkpoint, from which an attempt resumes.
         """
-        self._position = position
-        self._resumed = position if resumes else None
+        self._position: AnyPosition = position
+        self._resumed: AnyPosition | None = position if resumes else None
         """The position of the checkpoint, until this attempt trains on the data.
 
         A loop that is left after its first batch, before any report, only looks at it, for example
@@ -105,11 +105,6 @@ class Cursor(Generic[AnyPosition]):
         if self._begun is not None:
             self._begun.has_reported = True
 
-    @property
-    def next_start(self) -> int:
-        """The position in its epoch at which the next iteration begins."""
-        return self.next_epoch().start
-
     def next_epoch(self) -> Epoch:
         """Return the epoch after the one that has begun; after a restart, the interrupted one.
 
@@ -149,11 +144,6 @@ class Cursor(Generic[AnyPosition]):
                 holes.append(range(first, stop))
         return tuple(holes)
 
-    @property
-    def skipped_next(self) -> tuple[range, ...]:
-        """The positions that are left out in the epoch that the next iteration reads."""
-        return self.skipped_in(self.next_epoch().number)
-
     def resume_at(self, position: AnyPosition) -> None:
         """Set another position: before the first epoch, or in the one that has begun."""
         self._position = position
@@ -164,7 +154,7 @@ class Cursor(Generic[AnyPosition]):
         return self._begun is not None
 
     def has_begun(self, epoch: Epoch) -> bool:
-        """Return whether rows of an epoch have been given, and no other one has begun since."""
+        """Return whether rows of an epoch have been given, so that it isn't returned again."""
         return self._begun is epoch
 
     def move(self, epoch: Epoch, start: int) -> None:
@@ -256,11 +246,6 @@ class Epoch:
         """Whether a loop may have only looked at the first batches."""
         is_left = self.is_loop and not (self.is_complete or self.has_reported)
         return is_left and self.batches <= _FEW
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether rows of it have been given, so that it isn't returned again."""
-        return self._cursor.has_begun(self)
 
     def check_alone(self) -> None:
         """Check that no other loop over the same data set has begun within this one.

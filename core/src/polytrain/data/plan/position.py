@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
@@ -46,31 +46,6 @@ class DataChangedError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}. {self.remedy}"
-
-
-class EpochPosition(Protocol):
-    """A place in an epoch."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch, from 0."""
-
-    @property
-    def start(self) -> int:
-        """Number of rows of the epoch that have been given."""
-
-    @property
-    def is_beginning(self) -> bool:
-        """Whether no row has been given in any epoch."""
-
-    def moved(self: Self, epoch: int, start: int) -> Self:
-        """Return another position in the same data set."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the position as values that JSON and msgpack can hold."""
-
-
-Self = TypeVar("Self", bound=EpochPosition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +205,9 @@ class StreamPosition:
         return replace(position, digests=digests)
 
 
-def _check_unchanged(name: str, position: EpochPosition, changes: Sequence[str]) -> None:
+def _check_unchanged(
+    name: str, position: DataPosition | StreamPosition, changes: Sequence[str]
+) -> None:
     if changes:
         rows = f"row {position.start}" if position.start else "some row"
         raise DataChangedError(

@@ -180,13 +180,13 @@ class BatchedShard(Shard):
         global_batch_size: int | None = None,
         drop_last: bool = False,
     ) -> int:
-        global_rows = self._global_rows(batch_size, global_batch_size)
+        epoch = self.cursor.next_epoch()
         return self._num_batches_from(
-            self.cursor.next_start,
-            global_rows,
+            epoch.start,
+            self._global_rows(batch_size, global_batch_size),
             self._cut(drop_last, shares=True),
             least=self._least(global_batch_size),
-            skipped=self.cursor.skipped_next,
+            skipped=epoch.skipped,
         )
 
     def _least(self, global_batch_size: int | None) -> int:

@@ -118,7 +118,7 @@ class StreamShard(BatchedShard):
         last = empty_table(self._spec.schema)
         with _Buffer(self._parts, epoch.number, self._spec.schema) as rows:
             while True:
-                if epoch.has_begun:
+                if self.cursor.has_begun(epoch):
                     self._parts.forget()
                 size = self._size(start, global_rows)
                 # The size of a batch depends on whether its rows are the last ones.

@@ -30,22 +30,18 @@ _ALONE = {
 """Kinds of Python values that no Arrow column can hold."""
 
 _DATE, _ZONED, _LOCAL, _TEXT, _BYTES = "date", "zoned", "local", "text", "bytes"
+_DATES_AND_TIMES = (
+    "has dates and times, of which dates would be left",
+    "Give all as datetime.datetime, or all as datetime.date",
+)
 _TOGETHER = (
     (
         {_ZONED, _LOCAL},
         "has times with a zone and times without one",
         "Give all a zone, as with time.replace(tzinfo=…), or none",
     ),
-    (
-        {_DATE, _LOCAL},
-        "has dates and times, of which dates would be left",
-        "Give all as datetime.datetime, or all as datetime.date",
-    ),
-    (
-        {_DATE, _ZONED},
-        "has dates and times, of which dates would be left",
-        "Give all as datetime.datetime, or all as datetime.date",
-    ),
+    ({_DATE, _LOCAL}, *_DATES_AND_TIMES),
+    ({_DATE, _ZONED}, *_DATES_AND_TIMES),
     (
         {_TEXT, _BYTES},
         "has text and bytes, of which bytes would be made",
