@@ -100,6 +100,13 @@ def test_what_has_no_fields_is_no_config(config: Any, message: str) -> None:
     assert str(problem).startswith(f"train_loop_config: {message}")
 
 
+def test_a_config_that_contains_itself_is_refused() -> None:
+    config: dict[str, Any] = {"lr": 0.1}
+    config["all"] = config
+    [problem] = config_problems(config)
+    assert "contains itself" in problem.what
+
+
 def test_a_class_is_named_with_the_call_that_makes_its_object() -> None:
     [problem] = config_problems(Config)
     assert problem.remedy.endswith(": Config()")

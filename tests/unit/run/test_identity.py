@@ -25,6 +25,7 @@ from polytrain.run.identity import (
     identity_of,
     options_of,
 )
+from polytrain.text import strict_json
 from polytrain_plugins import Backend, Problem
 
 
@@ -195,6 +196,20 @@ def test_options_that_are_known_in_full_are_those_that_were_given() -> None:
 def test_options_that_hold_an_object_are_not_known_in_full(params: Any) -> None:
     known = options_of(json.loads(json.dumps(identity(Tunable(params=params)))))
     assert known.keys() == {"rounds", "label", "learning_rate"}
+
+
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**5000), [1, 2**1024], nested(150)], ids=["large", "long", "in", "deep"]
+)
+def test_what_no_journal_can_hold_is_there_by_its_type(value: Any) -> None:
+    written = {"identity": identity(Tunable(params={"of": value}), config={"of": value})}
+    assert strict_json.loads(strict_json.dumps(written)) == written
+    assert options_of(written["identity"]).keys() == {"rounds", "label", "learning_rate"}
+    assert written["identity"]["content"]["objects"].keys() == {"params", "train_loop_config"}
 
 
 def train(config: dict[str, Any]) -> float:

@@ -47,6 +47,8 @@ def schedule(step: int) -> float:
     ("value", "text"),
     [
         (np.float32(0.5), 0.5),
+        (2**1023 - 1, 2**1023 - 1),
+        (-(2**1023), f"-0x8{'0' * 255}"),
         (np.zeros((3, 4)), "ndarray(3×4)"),
         (pd.DataFrame({"x": [1, 2]}), "DataFrame(2×1)"),
         (schedule, "schedule"),

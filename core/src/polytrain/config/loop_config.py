@@ -85,6 +85,15 @@ def recorded(config: Any) -> Any:
 
 def config_problems(config: Any) -> Iterator[Problem]:
     """Yield a problem if a training function can't be called with this."""
+    try:
+        recorded(config)
+    except RecursionError:
+        yield Problem(
+            field="train_loop_config",
+            what="it is nested in far too many levels, or a dict or a list in it contains itself",
+            remedy="Pass plain values, and make such objects in the training function",
+        )
+        return
     if config is not None and by_name(config) is None:
         call = f": {config.__name__}()" if isinstance(config, type) else ""
         yield Problem(

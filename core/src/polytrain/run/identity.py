@@ -19,6 +19,7 @@ from polytrain.functions.code_fingerprint import code_fingerprint, python_versio
 from polytrain.functions.users_code import name_of_type
 from polytrain.record.configuration import digests, shown, without_secrets
 from polytrain.record.entries import CODE_AFTER, CodeContent
+from polytrain.text import strict_json
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 
@@ -239,16 +240,24 @@ def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _TYPE = "python type"
 
+_DEEPEST = strict_json.DEEPEST - 5
+"""Levels of a value; around it and within its innermost one are the identity's own."""
 
-def plain(value: Any) -> Any:
-    """Return the value as JSON would restore it."""
+
+def plain(value: Any, levels: int = _DEEPEST) -> Any:
+    """Return the value as the journal would restore it.
+
+    Objects, lists below so many levels, and numbers that no float can hold are named by their type.
+    """
     try:
-        return json.loads(json.dumps(value))
+        found = json.loads(json.dumps(value))
+        strict_json.expect_bounded(found, levels)
+        return found
     except (TypeError, ValueError):
-        if isinstance(value, Mapping):
-            return {str(key): plain(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(inner) for inner in value]
+        if levels and isinstance(value, Mapping):
+            return {str(key): plain(inner, levels - 1) for key, inner in value.items()}
+        if levels and isinstance(value, list | tuple):
+            return [plain(inner, levels - 1) for inner in value]
         return {_TYPE: name_of_type(type(value))}
 
 

@@ -65,6 +65,7 @@ _MOST = 200
 """Items of a list, and names in a dict, that are kept."""
 
 _DEEPEST = 20
+_MOST_BITS = 1023
 _AS_TEXT = (PurePath, date, time, timedelta, Decimal, Fraction, UUID)
 _COMPARABLE = (int, float, str, list, tuple, dict)
 
@@ -86,6 +87,9 @@ def described(value: Any, *, has_fields: bool = True, deepest: int = _DEEPEST) -
         return value.name
     if isinstance(value, (str, *_AS_TEXT)):
         return shortened(str(value))
+    if type(value) is int and value.bit_length() > _MOST_BITS:
+        # A number that JSON's readers can't take.
+        return shortened(hex(value))
     if value is None or isinstance(value, bool | int | float):
         return value
     if has_fields and is_dataclass(value) and not isinstance(value, type):
