@@ -177,3 +177,6 @@ def test_metrics_that_contain_themselves_are_refused_in_a_sentence() -> None:
 def test_a_string_that_isnt_unicode_is_refused_as_such() -> None:
     with pytest.raises(TypeError, match=r"'file' is '\\udcff', which isn't valid Unicode"):
         plain_metrics({"file": b"\xff".decode(errors="surrogateescape")})
+    for metrics in ({"\udcff": 1.0}, {"of": {"\udcff": 1.0}}):
+        with pytest.raises(TypeError, match=r"named '\\udcff', which isn't valid Unicode"):
+            plain_metrics(metrics)

@@ -30,7 +30,8 @@ from polytrain.trackers.tracking import Tracking
 from polytrain.view.cli.show import command as show
 from polytrain.view.cli.sync import command
 
-HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "step": 9, "": 3.0, "ü": -1}
+HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "cr\r": 8, "step": 9}
+HOSTILE |= {"": 3.0, "ü": -1, "long": [0.5] * 50_000}
 OF_CSV = {"step": "xstep", "time": "xtime"}
 """Metrics with the names of columns that each row has → their columns."""
 
@@ -413,6 +414,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"track": [CSV("a")]}, "is a tracker, not a name. Pass it in RunConfig(observers=[…])"),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
+        ({"observers": (CSV("a\n.csv"),)}, "CSV.path: 'a\\n.csv' is not a path"),
         ({"observers": (CSV("."),)}, "is a directory"),
         ({"observers": (CSV,)}, "it is the class CSV. Give CSV(…)"),
     ],

@@ -65,7 +65,8 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as plain values: arrays and tensors of one element become numbers.
 
     Raises:
-        TypeError: a metric isn't a number, a string, or a list or dict of them.
+        TypeError: a metric isn't a number, a string, or a list or dict of them, or a text isn't
+            valid Unicode.
         ValueError: they are nested too deeply for the run's journal, or two have one name.
     """
     if not isinstance(metrics, Mapping):
@@ -74,7 +75,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             'Pass it by name: report({"loss": …}).'
         )
     try:
-        plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
+        plain = {_name(name): _plain(str(name), value) for name, value in metrics.items()}
         _expect_own_names(plain, metrics)
     except RecursionError:
         raise ValueError(
@@ -102,7 +103,7 @@ def _plain(name: str, value: Any) -> Any:
     if _is_plain(value):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
+        return {_name(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
     try:
@@ -119,13 +120,24 @@ def _plain(name: str, value: Any) -> Any:
             "float or a string."
         )
     if type(number) is str:
-        raise TypeError(
-            f"The metric {name!r} is {number!r}, which isn't valid Unicode, as a file name may be. "
-            "Report text.encode(errors='replace').decode()."
-        )
+        raise _not_unicode(f"The metric {name!r} is {number!r}")
     raise TypeError(
         f"The metric {name!r} is of the type {type(value).__name__}, which can't be stored. Report "
         "a number, a string, or a list or dict of them; of an array, for example its mean."
+    )
+
+
+def _name(given: Any) -> str:
+    name = str(given)
+    if not _is_unicode(name):
+        raise _not_unicode(f"A metric is named {name!r}")
+    return name
+
+
+def _not_unicode(what: str) -> TypeError:
+    return TypeError(
+        f"{what}, which isn't valid Unicode, as a file name may be. "
+        "Report text.encode(errors='replace').decode()."
     )
 
 
@@ -141,6 +153,10 @@ def _is_plain(value: Any) -> bool:
     if type(value) is int:
         return -(2**63) <= value < 2**63
     if type(value) is str:
-        # File names that aren't valid UTF-8 contain lone surrogates.
-        return not any("\ud800" <= character <= "\udfff" for character in value)
+        return _is_unicode(value)
     return value is None or type(value) in (bool, float)
+
+
+def _is_unicode(text: str) -> bool:
+    # File names that aren't valid UTF-8 contain lone surrogates.
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
@@ -93,6 +94,8 @@ class CSVFile:
         self._has_header = False
         text = (self._content() or b"").decode(errors="replace")
         complete = text[: text.rfind("\n") + 1]
+        # A list or a text may be longer than the process's limit.
+        csv.field_size_limit(max(csv.field_size_limit(), len(complete)))
         header, *lines = csv.reader(io.StringIO(complete, newline="")) if complete else ([],)
         self._columns, self._has_header = header[len(_FIRST) :], bool(complete)
         rows = []
@@ -215,6 +218,7 @@ def _free(name: str, metrics: Collection[str]) -> str:
 
 
 def _written(lines: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
+    written: list[str] = []
+    # With this line end the writer also quotes names with a carriage return, where readers end one.
+    csv.writer(SimpleNamespace(write=written.append), lineterminator="\r\n").writerows(lines)
+    return "".join(f"{line[:-2]}\n" for line in written)

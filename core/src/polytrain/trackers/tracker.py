@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -141,7 +142,9 @@ class Tracker(RecordFollower, ABC):
             value = getattr(self, option.name)
             of = "path" if option.name in _PATHS else str(option.type)
             kind, remedy = _KINDS.get(of, (object, ""))
-            if not isinstance(value, kind) or (remedy and value == ""):
+            # What is kept of it has to be a line of text.
+            is_wrong = isinstance(value, str) and not re.fullmatch(r"[^\x00-\x1f\x7f]+", value)
+            if not isinstance(value, kind) or (remedy and is_wrong):
                 yield Problem(
                     field=f"{type(self).__name__}.{option.name}",
                     what=f"{value!r} is not {remedy.partition(',')[0]}",
