@@ -120,6 +120,18 @@ def test_tensorboard_shows_nothing_of_a_run_that_was_started_over(tmp_path: Path
     assert other.exists()
 
 
+def test_tensorboard_keeps_the_files_of_another_run_with_this_name(tmp_path: Path) -> None:
+    tracker = TensorBoard(str(tmp_path))
+    first = tracker.open(run_in(tmp_path))
+    first.write(rows(1, 2, 1.0))
+    first.close()
+    with pytest.raises(FileExistsError, match="event files that aren't of this run"):
+        tracker.open(run_in(tmp_path))
+    # It is the same run if it knows the directory.
+    tracker.open(run_in(tmp_path, first.run_id))
+    assert len(list(tmp_path.glob("run/*.polytrain"))) == 1
+
+
 def test_tensorboard_takes_any_name(tmp_path: Path) -> None:
     sink = TensorBoard().open(run_in(tmp_path))
     sink.write([Row(step=1, time=1.0, metrics={**HOSTILE, "text": "no number", "ok": True})])

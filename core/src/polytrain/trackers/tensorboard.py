@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,8 +50,19 @@ class TensorBoard(FileTracker):
     system_metrics: bool = False
 
     def open(self, run: TrackedRun) -> EventFiles:
+        """Open the run's directory.
+
+        Raises:
+            FileExistsError: it has files of another run with this name.
+        """
         if self.directory is not None:
-            return EventFiles(Path(self.directory, run.name), "")
+            files = EventFiles(Path(self.directory, run.name), "")
+            if not run.run_id and any(files.own()):
+                raise FileExistsError(
+                    f"{files.run_id} has event files that aren't of this run: give another "
+                    "directory, or move them away"
+                )
+            return files
         if run.directory is None:
             raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
         return EventFiles(run.directory, self._usual)
@@ -199,9 +210,14 @@ class EventFiles:
         """Remove the tracker's files: the run was started over, or keeps no rows."""
         self._last_stamp = self._newest_stamp()
         self.close()
+        for name in self.own():
+            self._root.delete(self._path(name))
+
+    def own(self) -> Iterator[str]:
+        """Yield the names of the tracker's files, of whichever run."""
         for name, status in self._root.names(self._below, start=_PREFIX):
             if name.endswith(_SUFFIX) and stat.S_ISREG(status.st_mode):
-                self._root.delete(self._path(name))
+                yield name
 
     def _newest_stamp(self) -> int:
         names = (name for name, _ in self._root.names(self._below, start=_PREFIX))
