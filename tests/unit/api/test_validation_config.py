@@ -238,6 +238,12 @@ def test_storage_that_workers_cannot_reach_is_refused(problems: Any) -> None:
     assert "num_workers=0" in problem.remedy
 
 
+def test_a_name_that_an_address_would_read_as_options_is_refused(problems: Any) -> None:
+    run = RunConfig(name="lr?x=1", storage_path="memory://runs", progress=False)
+    problem = problems(run_config=run).only("RunConfig.name")
+    assert "'lr_x=1'" in problem.remedy
+
+
 def test_a_password_in_an_address_is_refused_and_not_repeated(problems: Any) -> None:
     run = RunConfig(storage_path="s3://key:very-secret@bucket/runs", progress=False)
     problem = problems(run_config=run).only("RunConfig.storage_path")

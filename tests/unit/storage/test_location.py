@@ -82,6 +82,7 @@ def test_a_file_address_is_a_directory(tmp_path: Path) -> None:
             "runs",
             "s3://bucket?region=eu-north-1&scheme=http",
         ),
+        ("s3://bucket/why?/runs", "s3://bucket/why?/runs/a", "runs", "s3://bucket/why?"),
     ],
 )
 def test_locations_lie_in_one_another(address: str, below: str, name: str, parent: str) -> None:
@@ -98,10 +99,10 @@ def test_locations_lie_in_one_another(address: str, below: str, name: str, paren
 )
 def test_what_lies_in_a_location_has_it_as_its_parent(address: str, name: str) -> None:
     location = Location.of(address)
-    # What begins the options of an address can't be in a name.
-    inner = location.below(name.replace("?", "_"))
+    # Options of an address can't be in a name.
+    inner = location.below(name.replace("=", "_"))
     assert inner.parent == location
-    assert inner.name == name.replace("?", "_")
+    assert inner.name == name.replace("=", "_")
 
 
 def test_what_lies_in_a_location_has_its_file_system_and_patience() -> None:

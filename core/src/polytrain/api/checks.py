@@ -182,7 +182,8 @@ def _unreadable_start(error: Exception) -> Problem:
 def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
     num_workers = spec.scaling_config.max_workers
-    yield from storage_problems(location, num_workers=num_workers)
+    name = spec.run_config.name
+    yield from storage_problems(location, name=name, num_workers=num_workers)
     track, observers = spec.run_config.track, spec.run_config.observers
     if follow_record(track, observers):
         yield from satellites.trackers.place_problems(track, observers, location)

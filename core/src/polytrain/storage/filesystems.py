@@ -25,12 +25,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.data_errors import SourceError, one_line
+from polytrain.storage.location import OPTIONS
 from polytrain_plugins.close_names import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
-OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
-"""Options at the end of an address: ?region=…&scheme=http. A lone ? is part of a glob."""
-
 _COMMON = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 

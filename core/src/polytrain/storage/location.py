@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from polytrain_plugins.type_names import a_type, quoted
 
 DEFAULT_STORAGE = "~/polytrain_results"
 """Where runs are stored for which no other place is given."""
+
+OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
+"""Options at the end of an address: ?region=…&scheme=http. A lone ? is part of a name or a glob."""
 
 RETRY_S = 600.0
 """Seconds for which failing calls are retried by default."""
@@ -161,19 +165,30 @@ def is_of_one_process(location: str, filesystem: Any) -> bool:
 
 
 def _without_options(location: str) -> tuple[str, str]:
-    path, mark, options = location.partition("?") if is_address(location) else (location, "", "")
-    return path, mark + options
+    found = OPTIONS.search(location) if is_address(location) else None
+    options = found.group() if found else ""
+    return location.removesuffix(options), options
 
 
 _FIELD = "RunConfig.storage_path"
 
 
-def storage_problems(location: Location, *, num_workers: int) -> Iterator[Problem]:
+def storage_problems(
+    location: Location, *, name: str | None = None, num_workers: int
+) -> Iterator[Problem]:
     """Yield the problems that keep a run from being stored at a location.
 
     Args:
+        name: the run's name, if the user has given it one.
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
+    if name is not None and location.name != name:
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{location.address!r} would end with options, and not with {name!r}",
+            remedy=f"Give a name without a question mark, such as {name.replace('?', '_')!r}",
+        )
+        return
     path = Path(location.address)
     is_used = location.is_local and not Beneath(path).is_empty()
     if is_used and not (path / "leases").is_dir():

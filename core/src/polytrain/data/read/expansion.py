@@ -29,7 +29,8 @@ from polytrain.data.read.formats import (
     without_compression,
 )
 from polytrain.data_errors import SourceError, one_line
-from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
+from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.storage.location import OPTIONS
 from polytrain_plugins.close_names import did_you_mean_file
 
 _MAGIC = re.compile(r"[*?[]")

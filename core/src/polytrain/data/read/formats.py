@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from polytrain.storage.filesystems import OPTIONS, ResolvedPath
+from polytrain.storage.filesystems import ResolvedPath
+from polytrain.storage.location import OPTIONS
 
 _FORMATS = {
     ".parquet": "parquet",
