@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 
 from polytrain.config.configs import (
@@ -21,7 +22,7 @@ from polytrain.config.constraints import field_problems
 CONFIGS = (ScalingConfig(), RunConfig(), FailureConfig(), CheckpointConfig(), DataConfig())
 
 WRONG: dict[str, list[Any]] = {
-    "Seconds": [-1, True, "10", math.nan, math.inf, 1e12, [1]],
+    "Seconds": [-1, True, "10", math.nan, math.inf, 1e12, 10**400, [1]],
     "Whole": [-(2**70), 1.5, True, "3", math.inf],
     "bool": [2, -1, 1.0, "no", "yes"],
     "choice": ["nonsense", 1, b"PACK"],
@@ -35,7 +36,7 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"gpu": 1}], ""),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
     "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
-    "RunConfig.storage_path": (["a\0b", Path("a\0b"), 5], ""),
+    "RunConfig.storage_path": (["", "a\0b", Path("a\0b"), 5], ""),
     "RunConfig.ports": (
         [True, 2.5, (30000, 30100), "", "30000-", "30000:30100", 80, "1000-2000", "60000-70000"],
         "Give ",
@@ -51,6 +52,10 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "DataConfig.transform": (["x", 5], "Pass a function"),
 }
 """Fields with rules of their own: wrong values, and how the remedy begins."""
+
+
+def test_an_array_is_taken_for_a_list() -> None:
+    assert DataConfig(datasets_to_split=np.array(["a", "b"])).datasets_to_split == ["a", "b"]
 
 
 def kind_of(hint: Any) -> str | None:

@@ -667,6 +667,9 @@ def test_what_is_wrong_with_a_job_says_nothing_of_the_command_line(
 def test_an_empty_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", ""]) == 2
     assert "RUN is empty" in capsys.readouterr().err
+    for arguments in (["runs", ""], ["doctor", "--storage", ""]):
+        assert main(arguments) == 2
+        assert "The path '' is empty" in capsys.readouterr().err
 
 
 def test_an_unknown_scheme_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,8 @@ class Seconds:
         at_least = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
         or_none = f", or None {self.or_none}" if self.or_none else ""
         remedy = f"Give a number of seconds, {at_least}{or_none}"
-        if not is_number or math.isnan(value):
+        # NaN is unequal to itself; `isnan` would fail for a whole number that no float can hold.
+        if not is_number or value != value:
             yield f"{quoted(value)} is not a number of seconds", remedy
         elif value > MOST_SECONDS:
             limits = f"{at_least} and at most {MOST_SECONDS:g}"
@@ -109,8 +110,8 @@ class Entries:
 class Config(ShortRepr):
     """A configuration, a dataclass whose fields state what they take.
 
-    It takes NumPy's numbers for what they are, 0 and 1 for truth values, and None for a default
-    that is made anew each time, as Ray Train does.
+    It takes NumPy's numbers and arrays for numbers and lists, 0 and 1 for truth values, and None
+    for a default that is made anew each time, as Ray Train does.
     """
 
     __slots__ = ()
@@ -118,6 +119,8 @@ class Config(ShortRepr):
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
             value = plain(getattr(self, each.name))
+            if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+                value = value.tolist()
             if value is None and each.default_factory is not MISSING:
                 value = each.default_factory()
             elif each.type == "bool" and type(value) is int and value in (0, 1):
@@ -324,6 +327,8 @@ def path_or_address(given: Any) -> Iterator[Wrong]:
     """Yield why this can't be a path or an address, wherever it would lead."""
     if not isinstance(given, str | Path):
         yield f"it is {a_type(given)}", "Pass a path or an address"
+    elif str(given) == "":
+        yield "'' is empty", "Give a path or an address"
     elif "\0" in str(given):
         yield (
             f"{str(given)!r} holds a NUL character, which no file's path can",

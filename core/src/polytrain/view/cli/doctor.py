@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import DEFAULT_STORAGE, as_json, print_json
+from polytrain.view.cli.found import DEFAULT_STORAGE, as_json, print_json, storage_at
 from polytrain.view.doctor.finding import Finding, Verdict, checked
 
 
@@ -61,11 +61,10 @@ def _refuse_unknown(backends: tuple[str, ...]) -> None:
 
 
 def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> Iterator[Finding]:
-    from polytrain.storage.location import Location
     from polytrain.view.doctor import machine, stored, worlds
     from polytrain_plugins import backend_names
 
-    location = Location.of(storage, retry_s=0)
+    location = storage_at(storage, "--storage")
     names = backends or tuple(name for name in backend_names() if name != "reference")
     checks: dict[str, Callable[[], str]] = {
         **machine.CHECKS,

@@ -107,13 +107,23 @@ def named_run(name: str) -> PresentRun:
     if not name.strip():
         raise click.UsageError("RUN is empty. Give a run's name, directory or address.")
     places = [name]
-    if not is_address(name) and os.sep not in name:
+    if not is_address(name) and os.sep not in name and name not in (".", ".."):
         places.append(f"{DEFAULT_STORAGE}/{name}")
     for place in places:
         found = read_run(Location.of(place, retry_s=0))
         if found is not None:
             return found
     raise RunNotFound(_not_found(places))
+
+
+def storage_at(place: str, argument: str) -> Location:
+    """Return the location of a storage that the command line names."""
+    from polytrain.storage.location import Location
+
+    try:
+        return Location.of(place, retry_s=0)
+    except ValueError as error:
+        raise click.UsageError(f"{argument}: {error}") from error
 
 
 def _not_found(places: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from polytrain.view.cli.found import (
     print_json,
     read_run,
     readable,
+    storage_at,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +45,9 @@ class StorageNotFound(click.ClickException):
 @as_json
 def command(storage: str, as_json: bool) -> None:
     """List the runs of STORAGE, a directory or an address (~/polytrain_results)."""
-    from polytrain.storage.location import Location
     from polytrain_plugins.close_names import did_you_mean_file
 
-    location = Location.of(storage, retry_s=0)
+    location = storage_at(storage, "STORAGE")
     if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
         if Path(location.address).exists():
             raise StorageNotFound(f"{location.address} is a file. Give a directory of runs.")
