@@ -18,6 +18,7 @@ from polytrain.config.configs import (
     RunConfig,
     ScalingConfig,
 )
+from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.view.cli.found import Refused
 from polytrain_plugins.close_names import close_to, did_you_mean
 
@@ -32,6 +33,8 @@ _CONFIGS: Mapping[str, type[Any]] = {
     "run_config": RunConfig,
     "failure_config": FailureConfig,
     "checkpoint_config": CheckpointConfig,
+    "validation_config": ValidationConfig,
+    "task_config": ValidationTaskConfig,
 }
 
 
@@ -140,13 +143,10 @@ def _made(name: str, value: Any) -> Any:
     if name in _CONFIGS and isinstance(value, dict):
         return _config(name, _CONFIGS[name], value)
     if name == "dataset_config" and isinstance(value, dict):
-        names = {field.name for field in fields(DataConfig)}
-        if value.keys() <= names:
+        is_of_all = value.keys() <= {field.name for field in fields(DataConfig)}
+        if is_of_all or not all(isinstance(own, dict) for own in value.values()):
             return _config(name, DataConfig, value)
-        return {
-            each: _config(f"{name}.{each}", DataConfig, own) if isinstance(own, dict) else own
-            for each, own in value.items()
-        }
+        return {each: _config(f"{name}.{each}", DataConfig, own) for each, own in value.items()}
     if isinstance(value, dict):
         return {key: _made("", each) for key, each in value.items()}
     return value
@@ -164,4 +164,7 @@ def _config(name: str, cls: type[Any], table: Mapping[str, Any]) -> Any:
         )
     values = {key: _made(key, value) for key, value in table.items()}
     # TOML has no tuples: num_workers = [2, 8].
-    return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+    try:
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+    except TypeError as error:
+        raise JobFileError(f"{name}: {error}") from error
