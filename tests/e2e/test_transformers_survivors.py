@@ -148,6 +148,10 @@ def train(config: dict[str, Any]) -> float:
         eval_dataset=rows,
         callbacks=[Dies(), *stops],
     )
+    checkpoint = polytrain.get_checkpoint()
+    if config["steps"] and checkpoint is not None:
+        names = [each.name for each in Path(checkpoint.path).rglob("*")]
+        Path(config["steps"] + " begin").write_text("\n".join(names))
     prepare_trainer(trainer)
     if config["looks"]:
         next(iter(trainer.get_train_dataloader()))
@@ -229,6 +233,9 @@ def test_no_step_is_repeated(
     assert len(journal(result.path, "SurvivorsAsked")) == 1
     # Those of the rank that was left, in both attempts.
     assert sorted(map(int, steps.read_text().split())) == [*range(1, 13)]
+    if place != "end":
+        # What the survivor has written is what the trainer saves.
+        assert {"config.json", "model.safetensors"} <= {*Path(f"{steps} begin").read_text().split()}
     assert equal(weights, undisturbed[1])
     assert reported(result) == reported(undisturbed[0])
 

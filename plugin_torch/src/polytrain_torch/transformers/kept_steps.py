@@ -36,6 +36,7 @@ from polytrain_torch.randomness import (
     restore_random_states,
 )
 from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.gpu_copies import key_of
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.transformers.adapters import is_adapted, write_buffers
@@ -51,10 +52,11 @@ if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
 
 from accelerate import DistributedType
+from safetensors.torch import save_file
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
-from transformers.utils import WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 _FILE = "end-of-step.pt"
 """File in a survivor's checkpoint: what was left of a step, and what rank 0 has of its own."""
@@ -353,14 +355,15 @@ class KeptSteps(TrainerCallback):
         files = directory / self._reports.CHECKPOINT_NAME
         files.mkdir(exist_ok=True)
         model, parts = unwrapped(self._trainer.model), whole["parts"]
-        if isinstance(model, PreTrainedModel):
-            model.config.save_pretrained(files)
         if is_adapted(model):
             model.save_pretrained(str(files), state_dict=parts["model"])
             write_buffers(model, parts["model"], files)
+        elif isinstance(model, PreTrainedModel):
+            # Otherwise it saves itself only on rank 0.
+            model.should_save_on_this_rank = lambda is_main_process: True
+            model.save_pretrained(str(files), state_dict=dict(parts["model"]))
         else:
-            # Models save themselves only on rank 0. This file may have tied weights twice.
-            save_safely(parts["model"], files / WEIGHTS_NAME)
+            _write_weights(files, parts["model"])
         save_safely(parts["optimizer"], files / "optimizer.pt")
         save_safely(parts["lr_scheduler"], files / "scheduler.pt")
         logs = of_library.state["log_history"][: of_library.logs]
@@ -476,6 +479,16 @@ class KeptSteps(TrainerCallback):
         # The trainer looks for a stop only after a step, which the training has stopped before.
         resumed.stops, resumed.skips_end = False, resumed.is_after_epoch
         return [], None
+
+
+def _write_weights(files: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a model that isn't Transformers', where the trainer reads it."""
+    if len({*map(key_of, weights.values())}) < len(weights):
+        # They are tied: safetensors can't hold a tensor by two names.
+        save_safely(weights, files / WEIGHTS_NAME)
+    else:
+        whole = {name: each.contiguous() for name, each in weights.items()}
+        save_file(whole, files / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
 
 @dataclass(slots=True, kw_only=True)
