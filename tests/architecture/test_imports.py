@@ -102,7 +102,6 @@ NOT_NEEDED = (
     "psutil",
     "pyarrow",
     "rich",
-    "tenacity",
 )
 """What takes long to import, and is of no use to a driver whose training function has no data."""
 

@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.core.faulty_runs import ROUNDS, Run
@@ -34,6 +33,9 @@ class Clock:
         self.runs = threading.Lock()
         """Held by whoever doesn't want it to go on."""
 
+    def monotonic(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         with self.runs:
             self.now += seconds
@@ -44,8 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     clock = Clock()
     # What can't be stored is kept there.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("node")))
-    monkeypatch.setattr("tenacity.time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=clock.sleep))
+    monkeypatch.setattr("polytrain.storage.calls.time", clock)
     # Two threads that fail at the same moment would share the time.
     monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
     return clock

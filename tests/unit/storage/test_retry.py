@@ -76,8 +76,7 @@ def a_clock() -> Iterator[Clock]:
     """The clock that retries go by."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tenacity.time", SimpleNamespace(monotonic=clock.monotonic))
-        patch.setattr("tenacity.nap.time", SimpleNamespace(sleep=clock.sleep))
+        patch.setattr("polytrain.storage.calls.time", clock)
         yield clock
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    import tenacity
+from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -106,58 +104,38 @@ def retry(
         OSError: it still fails, or the error is permanent.
     """
     health = StorageHealth() if health is None else health
-    try:
-        answer = call()
-    except OSError as error:
-        if not is_temporary(error):
+    tries, began = 0, 0.0
+    while True:
+        try:
+            answer = call()
+        except OSError as error:
+            if not is_temporary(error):
+                health.has_failed &= not proves_health
+                raise
+            if tries == 0:
+                if health.has_failed or retry_s <= 0:
+                    raise
+                began = time.monotonic()
+            wait_s = random.uniform(0, min(_FIRST_WAIT_S * 2 ** min(tries, 10), _LONGEST_WAIT_S))
+            patience_s = min(retry_s, _limit_s())
+            if time.monotonic() - began + wait_s >= patience_s:
+                health.has_failed = True
+            if health.has_failed:
+                raise
+            if tries == 0:
+                logger.warning("%s: %s. Trying again for up to %g s.", what, error, patience_s)
+            _sleep(wait_s, health)
+            tries += 1
+        else:
             health.has_failed &= not proves_health
-            raise
-        if health.has_failed or retry_s <= 0:
-            raise
-        first = [error]
-    else:
-        health.has_failed &= not proves_health
-        return answer
-    # Import it late: that takes a while, and most runs need no retry.
-    import tenacity
+            return answer
 
-    def call_again() -> Answer:
-        if first:
-            # Let tenacity handle the first failure like any other.
-            raise first.pop()
-        return call()
 
-    def warn(state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
-            logger.warning(
-                "%s: %s. Trying again for up to %g s.",
-                what,
-                state.outcome.exception(),
-                min(retry_s, _limit_s()),
-            )
-
-    def is_late(state: tenacity.RetryCallState) -> bool:
-        if tenacity.stop_before_delay(min(retry_s, _limit_s()))(state):
-            health.has_failed = True
-        return health.has_failed
-
-    def sleep(seconds: float) -> None:
-        until_s = seconds
-        while until_s > 0 and not health.has_failed and _limit_s() > 0:
-            tenacity.nap.sleep(min(until_s, _NAP_S))
-            until_s -= _NAP_S
-
-    repeated = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_temporary),
-        wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
-        stop=is_late,
-        sleep=sleep,
-        before_sleep=warn,
-        reraise=True,
-    )
-    answer = repeated(call_again)
-    health.has_failed &= not proves_health
-    return answer
+def _sleep(seconds: float, health: StorageHealth) -> None:
+    """Sleep, unless it is known meanwhile that waiting is of no use."""
+    while seconds > 0 and not health.has_failed and _limit_s() > 0:
+        time.sleep(min(seconds, _NAP_S))
+        seconds -= _NAP_S
 
 
 def answered(
