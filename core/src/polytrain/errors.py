@@ -151,11 +151,10 @@ def rank_at(rank: int, host: str) -> str:
 
 
 _MAX_STACKS = 8
+"""Stacks in an error's text. The journal has all of them."""
 
 _MAX_OTHERS = 16
 """Failures besides the root that an error's text shows: a run may have thousands of ranks."""
-
-"""Stacks in an error's text. The journal has all of them."""
 
 
 def stacks_text(stacks: Mapping[int, str]) -> str:

@@ -19,11 +19,9 @@ from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth, retry
-from polytrain.storage.protocol import READS_AT_MOST, expect_size
+from polytrain.storage.protocol import READS_AT_MOST, copied, expect_size
 
 Answer = TypeVar("Answer")
-
-_CHUNK = 1 << 20
 
 _PIECE = 1 << 22
 """Bytes of a log to read at a time."""
@@ -97,7 +95,7 @@ class LocalStorage:
             digest = self._moved(source, name, path) if move else None
             if digest is None:
                 with source.reading(name) as reading, self._files.new_file(path) as new:
-                    digest = _copied(reading, new.file)
+                    digest = copied(reading.read, new.file.write)
                     new.replace()
             return digest
 
@@ -109,7 +107,7 @@ class LocalStorage:
                 self._files.reading(path) as reading,
                 Beneath(file.parent).overwriting(file.name) as writing,
             ):
-                digest = _copied(reading, writing)
+                digest = copied(reading.read, writing.write)
                 _sync(writing)
                 return digest
 
@@ -269,13 +267,7 @@ class LocalLog:
     def draft(self, text: str) -> None:
         with self._lock:
             if self._drafts is None:
-                self._drafts = retry(
-                    lambda: _AppendedFile(self._files, self._drafts_path),
-                    retry_s=self._retry_s,
-                    what=self._drafts_path,
-                    health=self._health,
-                    proves_health=False,
-                )
+                self._drafts = self._retrying(lambda: _AppendedFile(self._files, self._drafts_path))
             self._drafts.unwritten += text.encode()
             self._retrying(self._drafts.write)
 
@@ -295,20 +287,14 @@ class LocalLog:
                 if not self._drafts.size:
                     self._files.delete(self._drafts_path)
 
-    def _retrying(self, call: Callable[[], None]) -> None:
-        try:
-            # Try once directly: for each report's line, setting up retries costs more than writing.
-            call()
-        except OSError:
-            if not self._retry_s or self._health.has_failed:
-                raise
-            retry(
-                call,
-                retry_s=self._retry_s,
-                what=self._path,
-                health=self._health,
-                proves_health=False,
-            )
+    def _retrying(self, call: Callable[[], Answer]) -> Answer:
+        return retry(
+            call,
+            retry_s=self._retry_s,
+            what=self._path,
+            health=self._health,
+            proves_health=False,
+        )
 
 
 class _AppendedFile:
@@ -348,14 +334,6 @@ def _is_torn(descriptor: int) -> bool:
     """Return whether the last line is incomplete, because its writer died."""
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-
-def _copied(source: io.BufferedReader, target: io.BufferedWriter) -> str:
-    digest = hashlib.sha256()
-    while chunk := source.read(_CHUNK):
-        digest.update(chunk)
-        target.write(chunk)
-    return digest.hexdigest()
 
 
 def _sync(file: io.BufferedWriter) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 READS_AT_MOST = 1 << 30
 """Maximum bytes to read whole; the limit for all return values of a run is a quarter of it."""
+
+
+_PIECE = 1 << 22
+"""Bytes to copy at a time."""
 
 
 class Log(Protocol):
@@ -165,6 +170,20 @@ def storage_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(error) from error
+
+
+def copied(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:
+    """Copy a file in pieces, and return its SHA-256 in hexadecimal.
+
+    Args:
+        read: returns the next piece, of at most this many bytes.
+        write: takes it.
+    """
+    digest = hashlib.sha256()
+    while piece := read(_PIECE):
+        digest.update(piece)
+        write(piece)
+    return digest.hexdigest()
 
 
 def expect_size(path: str, size: int, at_most: int) -> None:

@@ -7,7 +7,6 @@ Azure have: a file is listed and readable once its writer has closed it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import secrets
 import sys
@@ -20,11 +19,9 @@ import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth, answered, at_once, retry
-from polytrain.storage.protocol import READS_AT_MOST, expect_size
+from polytrain.storage.protocol import READS_AT_MOST, copied, expect_size
 
 Answer = TypeVar("Answer")
-
-_CHUNK = 1 << 22
 
 _SEGMENTS = 16
 """Parts of a log to hold in memory at once."""
@@ -113,7 +110,7 @@ class RemoteStorage:
                 Beneath(file.parent).reading(file.name) as reading,
                 self._open(path) as writing,
             ):
-                return _copied(reading.read, writing.write)
+                return copied(reading.read, writing.write)
 
         return self._retrying(put, size=file.stat().st_size)
 
@@ -123,14 +120,14 @@ class RemoteStorage:
                 self._filesystem.open_input_stream(self._path(path)) as reading,
                 Beneath(file.parent).overwriting(file.name) as writing,
             ):
-                return _copied(reading.read, writing.write)
+                return copied(reading.read, writing.write)
 
         return self._retrying(get, size=math.inf)
 
     def digest(self, path: str) -> str:
         def digest() -> str:
             with self._filesystem.open_input_stream(self._path(path)) as reading:
-                return _copied(reading.read, lambda _: None)
+                return copied(reading.read, lambda _: None)
 
         return self._retrying(digest, size=math.inf)
 
@@ -249,11 +246,3 @@ def local_directory(filesystem: Any, path: str) -> Path | None:
     if isinstance(filesystem, pafs.SubTreeFileSystem):
         return local_directory(filesystem.base_fs, f"{filesystem.base_path}{path}")
     return Path(path).absolute() if isinstance(filesystem, pafs.LocalFileSystem) else None
-
-
-def _copied(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:
-    digest = hashlib.sha256()
-    while chunk := read(_CHUNK):
-        digest.update(chunk)
-        write(chunk)
-    return digest.hexdigest()
