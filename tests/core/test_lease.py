@@ -282,6 +282,15 @@ def test_a_run_belongs_to_one_at_a_time_within_a_process(storage: Storage) -> No
         assert lease.token == 2
 
 
+def test_a_driver_counts_on_from_the_journal_if_the_leases_were_deleted(storage: Storage) -> None:
+    """What it writes would otherwise count as that of an earlier driver."""
+    with storage.open_log("journal.jsonl", series="000007") as log:
+        log.write('{"time": 1.0, "token": 7, "event": "Opened", "format": "of a later version"}\n')
+        log.write('{"time": 2.0, "token": 8, "ev')
+    with leased(storage, storage) as lease:
+        assert lease.token == 8
+
+
 def leases(storage: Storage) -> dict[str, Any]:
     return {path: json.loads(storage.read(path)) for path in storage.list("leases")}
 
@@ -452,16 +461,35 @@ def fit_whatever_fails(train: Callable[[], None], storage: Path) -> None:
     ).fit()
 
 
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_driver_whose_directory_was_deleted_does_not_write_into_the_next_one(
+    location: Location, storage: Storage, start: Start, begun_anew: bool
+) -> None:
+    """The next driver has the same token, since there is no other lease."""
+    with leased(storage, storage) as lease:
+        storage.delete_below("leases")
+        if begun_anew:
+            assert start(location).ask("go") == "owner 1"
+        before = leases(storage)
+        with pytest.raises(RunOwnedError, match=r"isn't the directory .* deleted meanwhile"):
+            lease.check()
+    assert leases(storage) == before
+
+
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_run_whose_directory_is_gone_fails_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str, moves: bool
 ) -> None:
+    of_another = tmp_path / "run/checkpoints/checkpoint_000007-1.0/weights"
+
     def train() -> None:
         if moves:
             (tmp_path / "run").rename(tmp_path / "moved")
         else:
             shutil.rmtree(tmp_path / "run")
+        of_another.parent.mkdir(parents=True)
+        of_another.touch()
         while True:
             directory = tmp_path / "files"
             directory.mkdir(exist_ok=True)
@@ -475,6 +503,7 @@ def test_a_run_whose_directory_is_gone_fails_and_says_so(
     assert f"{tmp_path / 'run'} isn't the directory any more" in failure.message
     assert list(tmp_path.glob("run/leases/*")) == []
     assert list(tmp_path.glob("run/checkpoints/*/polytrain-manifest.json")) == []
+    assert of_another.exists(), "another driver has begun a run there, and stores a checkpoint"
 
 
 @pytest.mark.parametrize("then", ["reports", "fails"])

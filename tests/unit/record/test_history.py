@@ -216,6 +216,13 @@ def test_a_driver_whose_first_line_is_lost_is_heard(written: Written) -> None:
     assert "line 4 can't be read" in str(found.damage)
 
 
+def test_a_run_whose_first_line_is_lost_keeps_its_checkpoints(written: Written) -> None:
+    written.driver(anew=True)
+    written.driver()
+    replaced(written, '"Opened"', "no JSON")
+    assert (written.read().since_token, written.read().damage.first_line) == (0, 1)
+
+
 def test_what_is_lost_of_an_earlier_run_does_not_matter(written: Written) -> None:
     with written.driver(anew=True) as first:
         first.write(Launched(attempt=0, step=0, start=None, world_size=2))

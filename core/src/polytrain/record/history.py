@@ -342,7 +342,8 @@ def read_as(kind: type[Kind], journal: Iterable[bytes]) -> Kind | None:
             if entry.token >= token:
                 token = entry.token
                 if history is None or entry.anew:
-                    history = kind(since_token=token)
+                    # Without the run's first line, any checkpoint may be one of its own.
+                    history = kind(since_token=token if entry.anew else 0)
         if history is not None:
             history.take(entry)
             # Drafts of a driver that died come after its last line.
@@ -362,19 +363,29 @@ def entries(journal: Iterable[bytes]) -> Iterator[Entry]:
     return (entry for _, entry in _numbered(journal) if entry is not None)
 
 
+def last_token(journal: Iterable[bytes]) -> int:
+    """Return the highest token in a journal of any format; 0 if it has none."""
+    found = (entry["token"] for entry in map(_loaded, _lines(journal)) if entry is not None)
+    return max((token for token in found if type(token) is int), default=0)
+
+
 def _numbered(journal: Iterable[bytes]) -> Iterator[tuple[int, Entry | None]]:
     """Yield the numbers of a journal's lines, with their entries; None for what can't be read."""
     for number, line in enumerate(_lines(journal), 1):
-        if not line:
-            continue
-        try:
-            entry = strict_json.loads_to_show(line)
-        except ValueError:
-            entry = None
-        if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
-            yield number, decoded(entry, file=JOURNAL, number=number)
-        else:
-            yield number, None
+        if line:
+            entry = _loaded(line)
+            known = None if entry is None else decoded(entry, file=JOURNAL, number=number)
+            yield number, known
+
+
+def _loaded(line: bytes) -> dict[str, Any] | None:
+    """Return what a line holds; None if that is no entry."""
+    try:
+        entry = strict_json.loads_to_show(line)
+    except ValueError:
+        return None
+    is_entry = isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys()
+    return entry if is_entry else None
 
 
 def _lines(journal: Iterable[bytes]) -> Iterator[bytes]:

@@ -175,6 +175,9 @@ def _storage_failed(location: Location, error: OSError, also: str = "") -> Concl
 
 def _tidy(run: Run) -> None:
     """Delete uncommitted files. An error is only logged: the next driver deletes them too."""
+    if run.lease.is_gone:
+        # What lies there is another run's.
+        return
     no_retry = CheckpointStore(location=replace(run.location, retry_s=0))
     last = AttemptId(token=run.lease.token + 1, attempt=0)
     try:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from typing import Annotated, NoReturn
 from polytrain.errors import DamagedFileError, RunOwnedError
 from polytrain.linux.clock import Clock
 from polytrain.linux.processes import started_at
+from polytrain.record.history import JOURNAL, last_token
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import Count, Duration, Seconds, Within, read_json
 
@@ -44,6 +45,9 @@ _DEAD_AFTER_S = 30.0
 
 RUN = ("The run", "Wait for it to end, or give RunConfig another name")
 """The subject of a lease, and the remedy while another process holds it, for messages."""
+
+_UNKNOWN = ""
+"""The nonce of a lease that can't be read."""
 
 _held: set[str] = set()
 """Nonces of the leases that this process holds or wants."""
@@ -172,8 +176,11 @@ class Lease:
         self._check(self._storage)
 
     def _check(self, storage: Storage) -> None:
-        token, owner = _newest(storage)
-        if token < self.token:
+        token, owners = _owners(storage)
+        nonces = {owner.nonce for owner in owners}
+        # In a directory that was deleted and made anew, another driver may have the same token.
+        is_anothers = bool(nonces) and nonces.isdisjoint({self._owner.nonce, _UNKNOWN})
+        if token < self.token or (token == self.token and is_anothers):
             self.is_gone = True
             self._lose(
                 f"{storage.root} isn't the directory any more in which {self._subject.lower()} "
@@ -181,6 +188,7 @@ class Lease:
                 "the directory its name back, remove what stands there now, and call fit() again."
             )
         if token > self.token:
+            owner = _holder_among(owners)
             self._lose(
                 f"{self._subject} in {storage.root} was taken over by {owner or 'another driver'}: "
                 f"this process gave no sign of life for {_DEAD_AFTER_S:g} s."
@@ -324,7 +332,13 @@ def _taken(storage: Storage, owner: _Owner, wording: tuple[str, str]) -> tuple[i
         token, other = _newest(storage)
         # A token without an owner: its owner has just given way to a concurrent driver. Look again,
         # so as not to overtake that one.
-        if token == 0 or (other is not None and watch.finds_over(token, other)):
+        if token == 0:
+            # Whoever deletes leases leaves what was written under them, which has to stay older.
+            token = last_token(storage.read_log(JOURNAL))
+            is_free = True
+        else:
+            is_free = other is not None and watch.finds_over(token, other)
+        if is_free:
             path = _create(storage, token + 1, owner)
             if path is not None:
                 return token + 1, path
@@ -374,6 +388,20 @@ def _create(storage: Storage, token: int, owner: _Owner) -> str | None:
 
 def _newest(storage: Storage, *, below: int = sys.maxsize) -> tuple[int, _Owner | None]:
     """Return the highest token, below a limit, and its holder; 0 and None if there is no lease."""
+    token, owners = _owners(storage, below=below)
+    return token, _holder_among(owners)
+
+
+def _holder_among(owners: Sequence[_Owner]) -> _Owner | None:
+    """Return the holder of a token, of which others may be giving way."""
+    return min(owners, key=lambda owner: owner.released, default=None)
+
+
+def _owners(storage: Storage, *, below: int = sys.maxsize) -> tuple[int, list[_Owner]]:
+    """Return the highest token, below a limit, and its owners.
+
+    If several drivers try at once, there are several: all but one give way.
+    """
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]
@@ -381,12 +409,9 @@ def _newest(storage: Storage, *, below: int = sys.maxsize) -> tuple[int, _Owner 
         if _TOKEN.fullmatch(token) and int(token) < below:
             by_number.setdefault(int(token), []).append(path)
     if not by_number:
-        return 0, None
+        return 0, []
     newest = max(by_number)
-    # If several drivers try at once, all but one give way.
-    owners = [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
-    living = [owner for owner in owners if not owner.released]
-    return newest, next(iter(living or owners), None)
+    return newest, [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
 
 
 def _read(storage: Storage, path: str) -> _Owner | None:
@@ -397,7 +422,7 @@ def _read(storage: Storage, path: str) -> _Owner | None:
     except DamagedFileError:
         # The file is incomplete; its writer may still be alive.
         return _Owner(
-            host="an unknown host", pid=0, process_started=0, nonce="", machine="", since="?"
+            host="an unknown host", pid=0, process_started=0, nonce=_UNKNOWN, machine="", since="?"
         )
 
 
