@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,6 +150,13 @@ def test_a_program_that_wants_to_end_repeats_nothing_any_more(clock: Clock) -> N
         retry(storage, retry_s=600, what="s3://bucket")
     assert storage.calls == 3
     assert retry(Storage(*errors[:5]), retry_s=600, what="s3://bucket") == "content"
+
+
+def test_a_name_that_the_storage_cannot_have_is_not_tried_again(clock: Clock) -> None:
+    storage = RemoteStorage(pafs._MockFileSystem(), "run", root="mock://run", retry_s=600)
+    with pytest.raises(UnicodeEncodeError):
+        storage.write(b"model-\xff".decode(errors="surrogateescape"), b"content")
+    assert clock.waits == []
 
 
 def never(clock: Clock) -> Storage:

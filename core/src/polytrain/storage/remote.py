@@ -175,7 +175,8 @@ class RemoteStorage:
         def as_os_error() -> Answer:
             try:
                 return self._answered(call, size)
-            except (OSError, TypeError, AttributeError):
+            except (OSError, TypeError, AttributeError, UnicodeError):
+                # Of these, only an OSError may pass.
                 raise
             except Exception as error:
                 # fsspec's implementations raise the exceptions of their clients.
