@@ -408,6 +408,10 @@ def test_a_copied_checkpoint_needs_the_name_of_its_backend(result: Result, tmp_p
         polytrain.load(copy)
     found = polytrain.load(copy, backend="reference").predict(table())
     assert np.asarray(found).tolist() == np.asarray(result.predict(table())).tolist()
+    weights = Path(copy, "coefficients.npy")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(polytrain.CheckpointError, match=r"coefficients\.npy .* differs from what"):
+        polytrain.load(copy, backend="reference")
 
 
 def test_a_path_with_nothing_says_so(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def load(
 
     Raises:
         RunNotFoundError: there is neither a run nor a checkpoint.
-        CheckpointError: the checkpoint's manifest can't be read, or its backend isn't known.
+        CheckpointError: the checkpoint is damaged, or its backend isn't known.
         OSError: the storage can't be read.
         ValueError: no file can have this path.
     """
@@ -48,6 +48,9 @@ def load(
     if manifest is None:
         return Result.from_path(path, filesystem, backend=backend)
     checkpoint = Checkpoint(location.address, filesystem)
+    if location.is_local:
+        # What lies elsewhere is compared when it is fetched.
+        checkpoint.verify()
     try:
         run = Result.from_path(location.parent.parent.address, filesystem, backend=backend)
     except RunNotFoundError as error:

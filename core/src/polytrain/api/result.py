@@ -31,7 +31,14 @@ from polytrain.run.identity import options_of
 from polytrain.run.run import Run
 from polytrain.storage.location import Location, expect_path
 from polytrain.text.secret_names import without_credentials
-from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
+from polytrain_plugins import (
+    Backend,
+    CheckpointInfo,
+    Predictions,
+    RegistryError,
+    Stopped,
+    load_backend,
+)
 from polytrain_plugins.close_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -426,8 +433,8 @@ class Result(metaclass=RayTrainClass):
             )
         if self.backend is None:
             raise CheckpointError(
-                f"The journal of {self.path} doesn't hold all options of the run's backend. Pass "
-                "it: Result.from_path(path, backend=…)."
+                f"The backend of {self.path} isn't installed here, or its journal doesn't hold all "
+                "of its options. Install it, or pass it: Result.from_path(path, backend=…)."
             )
         if checkpoint != self.checkpoint:
             # The newest was verified when the run ended, or when this result was read.
@@ -556,13 +563,13 @@ def newest_intact(store: CheckpointStore, found: FoundCheckpoints) -> Manifest |
 
 
 def _backend(identity: Mapping[str, Any]) -> Backend | None:
-    """The backend with the options that the journal holds; None if one that it needs is lacking.
+    """The backend with the options that the journal holds; None if it can't be made here.
 
     Options that are functions or objects aren't in the journal, and loading a model and predicting
     need none of them.
     """
-    kind = load_backend(identity["backend"])
     try:
-        return kind(**options_of(identity))
-    except TypeError:
+        return load_backend(identity["backend"])(**options_of(identity))
+    except (RegistryError, TypeError):
+        # It isn't installed on this machine, or an option that it needs is lacking.
         return None
