@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,10 @@ from polytrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    Trainer,
     make_trainer,
 )
+from polytrain.backends.reference import Reference
 
 ROWS = 20_000
 
@@ -92,6 +94,39 @@ def test_a_finished_run_may_be_an_error(quiet: RunConfig) -> None:
     assert fit(quiet, if_finished="error").metrics == {"total": TOTAL}
     with pytest.raises(InvalidJobError, match=r"RunConfig\.if_finished: .* is finished"):
         fit(quiet, if_finished="error")
+
+
+def count() -> None:
+    for step in range(5):
+        polytrain.report({"step": step})
+
+
+@pytest.mark.parametrize(
+    ("if_finished", "steps", "restarts"), [(None, 3, 1), ("return", 2, 0), ("new", 3, 0)]
+)
+def test_a_run_that_a_condition_has_ended_is_finished(
+    quiet: RunConfig, if_finished: Any, steps: int, restarts: int
+) -> None:
+    def until(step: int, **more: Any) -> Result:
+        config = dataclasses.replace(quiet, stop={"training_iteration": step})
+        return fit(config, train_loop_per_worker=count, train_loop_config=None, datasets={}, **more)
+
+    assert len(until(2).history) == 2
+    again = until(3, if_finished=if_finished)
+    assert (len(again.history), again.restarts) == (steps, restarts)
+
+
+class Other(Reference):
+    name: ClassVar[str] = "other"
+
+
+def test_the_result_of_another_backend_s_run_is_that_backend_s(quiet: RunConfig) -> None:
+    fit(quiet)
+    config = dataclasses.replace(quiet, name="sums", if_finished="return")
+    trainer = Trainer(
+        Other(), add_up, scaling_config=ScalingConfig(num_workers=0), run_config=config
+    )
+    assert type(trainer.fit().backend) is Reference
 
 
 def test_a_word_that_is_unknown(quiet: RunConfig) -> None:

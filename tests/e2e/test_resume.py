@@ -24,6 +24,7 @@ import polytrain
 from polytrain import (
     Checkpoint,
     CheckpointConfig,
+    CheckpointError,
     DataConfig,
     InvalidJobError,
     Result,
@@ -259,12 +260,14 @@ def test_a_run_with_checkpoints_and_without_a_journal_does_not_start_over_by_its
     assert problem.field == "RunConfig.name"
     assert "checkpoints until step 3" in problem.what
     assert f"restore_from={first.checkpoint.path!r}" in problem.remedy
-    restored = trainer(
-        quiet,
-        restore_from=first.checkpoint.path,
-        run_config=dataclasses.replace(quiet, name="others"),
-    ).fit()
+    others = dataclasses.replace(quiet, name="others")
+    restored = trainer(quiet, restore_from=first.checkpoint.path, run_config=others).fit()
     assert [metrics["batches"] for metrics in restored.history] == [*range(4, 17)]
+    with pytest.raises(InvalidJobError, match="restore_from: it isn't the checkpoint that"):
+        trainer(quiet, run_config=others).fit()
+    copy = first.checkpoint.to_directory()
+    same = trainer(quiet, restore_from=copy, run_config=others).fit()
+    assert same.history == restored.history
     again = trainer(quiet, train_loop_config={"batches": 2}).fit(resume="never")
     assert [metrics["batches"] for metrics in again.history] == [1, 2]
 
@@ -368,6 +371,12 @@ def test_a_result_is_read_without_ray(quiet: RunConfig, tmp_path: Path) -> None:
     assert history == list(result.history)
     assert checkpoint == result.checkpoint.path
     assert wall_s == pytest.approx(result.ledger.wall_s)
+    journal = Path(result.path, "journal.jsonl")
+    journal.write_text(journal.read_text().replace('"reference"', '"of another machine"'))
+    there = Result.from_path(result.path)
+    assert there.history == result.history
+    with pytest.raises(CheckpointError, match="isn't installed here"):
+        there.load_model()
 
 
 def test_what_a_run_cannot_start_from_is_refused_before_any_worker_starts(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def identity(
     config: Mapping[str, Any] | None = None,
     datasets: Mapping[str, DataConfig] | None = None,
     facts: Mapping[str, Mapping[str, str]] | None = None,
+    start: str | None = None,
 ) -> dict[str, Any]:
     return identity_of(
         RunSpec(
@@ -54,6 +55,7 @@ def identity(
         ),
         datasets={} if datasets is None else datasets,
         facts={} if facts is None else facts,
+        start=start,
         salt="salt",
     )
 
@@ -230,6 +232,7 @@ def changed_content(**now: Any) -> dict[str, str]:
         "config": {"lr": 0.1, "layers": [3, 4]},
         "datasets": {"train": DataConfig(transform=train)},
         "facts": {"train": {ROWS: "4", COLUMNS: "ab", "column 'x'": "cd"}},
+        "start": "/pretrained",
     }
     before, asked = identity(**begun), identity(**(begun | now))
     assert changes(before, asked, mutable_on_resume=("params",)) == {}, (
@@ -264,6 +267,8 @@ def changed_content(**now: Any) -> dict[str, str]:
             {"function": train_otherwise, "config": None},
             ["train_loop_config", "train_loop_per_worker"],
         ),
+        ({"start": "/another"}, ["restore_from"]),
+        ({"start": None}, ["restore_from"]),
     ],
 )
 def test_other_content_than_a_finished_run_had_is_named(

@@ -49,7 +49,7 @@ from polytrain.policy.scaling import (
     new_ray_problems,
 )
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import DEFAULT_STORAGE, Location, storage_problems
+from polytrain.storage.location import DEFAULT_STORAGE, Location, is_address, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
@@ -132,7 +132,7 @@ def _start_problems(spec: RunSpec) -> Iterable[Problem]:
     try:
         yield from _wrong_start(spec, start_of(spec))
     except (OSError, ValueError) as error:
-        yield _unreadable_start(error)
+        yield unreadable_start(error)
 
 
 def _wrong_start(spec: RunSpec, start: StartingPoint) -> Iterable[Problem]:
@@ -168,10 +168,11 @@ def damage_problems(start: StartingPoint) -> Iterable[Problem]:
     try:
         verify(start)
     except (OSError, CheckpointError) as error:
-        yield _unreadable_start(error)
+        yield unreadable_start(error)
 
 
-def _unreadable_start(error: Exception) -> Problem:
+def unreadable_start(error: Exception) -> Problem:
+    """The problem of a starting checkpoint that can't be read."""
     return Problem(
         field="restore_from",
         what=f"it can't be read: {error}",
@@ -181,6 +182,14 @@ def _unreadable_start(error: Exception) -> Problem:
 
 def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
+    name = spec.run_config.name
+    if name is not None and "?" in name and is_address(location.address):
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{name!r} has a question mark, which begins the options of an address",
+            remedy="Give a name without it",
+        )
+        return
     num_workers = spec.scaling_config.max_workers
     name = spec.run_config.name
     yield from storage_problems(location, name=name, num_workers=num_workers)

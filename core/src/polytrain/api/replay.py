@@ -31,7 +31,7 @@ from polytrain.record.repetition import (
     starting_steps,
     stretch_of,
 )
-from polytrain.run.identity import content_differences, differences
+from polytrain.run.identity import START, content_differences, differences
 from polytrain.storage.location import Location
 from polytrain_plugins import Problem
 
@@ -55,8 +55,9 @@ def replay(
     if not len(history.reports):
         raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
     last_step = int(history.reports.steps()[-1])
-    start = _start(location, trainer, history, from_step, last_step)
-    changes = _changes(trainer, history)
+    origin = start_of(spec_of(trainer))
+    start = _start(location, origin, history, from_step, last_step)
+    changes = _changes(trainer, history, is_from_origin=start.location == origin.location)
     raise_if_any(tuple(_problems(trainer, history, changes, start.step)))
     stretch = stretch_of(
         history.attempts,
@@ -122,15 +123,25 @@ def _argument_problems(
             yield Problem(field=name, what=f"it is {given!r}", remedy=f"Give {least} or more")
 
 
-def _changes(trainer: Trainer, history: ReportedHistory) -> Mapping[int, Sequence[Problem]]:
-    """Return what differs from what each driver trained the run with, by its token."""
+def _changes(
+    trainer: Trainer, history: ReportedHistory, *, is_from_origin: bool
+) -> Mapping[int, Sequence[Problem]]:
+    """Return what differs from what each driver trained the run with, by its token.
+
+    Args:
+        is_from_origin: whether the stretch begins where the run did.
+    """
     mine = identity_in(trainer, history)
     last, mutable = history.identity["options"], spec_of(trainer).backend.mutable_on_resume
     # Such as the number of rounds: a longer run repeats the shorter one before it.
     as_last = [each for each in mutable if mine["options"].get(each) == last.get(each)]
     return {
         driver: tuple(differences(identity, mine, mutable_on_resume=as_last))
-        or tuple(content_differences(identity, mine))
+        or tuple(
+            each
+            for each in content_differences(identity, mine)
+            if is_from_origin or each.field != START
+        )
         for driver, identity in history.identities.items()
     }
 
@@ -167,12 +178,15 @@ def _problems(
 
 def _start(
     location: Location,
-    trainer: Trainer,
+    origin: StartingPoint,
     history: ReportedHistory,
     from_step: int | None,
     last_step: int,
 ) -> StartingPoint:
     """Return the newest intact checkpoint up to a step, or else where the run itself started.
+
+    Args:
+        origin: the starting point of the trainer's request.
 
     Raises:
         CheckpointError: there is no such checkpoint, and another step than 0 was asked for.
@@ -183,7 +197,7 @@ def _start(
         # A survivor's state may lie between two steps, and has the number of the first.
         if not each.is_rescue and is_good(each, history.divergences):
             found[each.step] = each
-    start = start_of(spec_of(trainer))
+    start = origin
     for step in starting_steps(found, from_step, last_step):
         if not store.damage(found[step]):
             where = store.location_of(found[step].directory)

@@ -27,6 +27,7 @@ from polytrain.api.checks import (
     location_of,
     start_of,
     storage_problems_of,
+    unreadable_start,
 )
 from polytrain.api.datasets import (
     facts_of,
@@ -277,8 +278,12 @@ class Trainer:
                         f" ({history.stopped})" if history.stopped else "",
                         "; RunConfig with another condition resumes it" if history.stopped else "",
                     )
-                    config = self._spec.run_config.checkpoint_config
-                    result = recorded(location, history, config=config, backend=self._spec.backend)
+                    config, backend = self._spec.run_config.checkpoint_config, self._spec.backend
+                    # With if_finished="return" it may be the run of another one.
+                    is_its = history.identity["backend"] == backend.name
+                    result = recorded(
+                        location, history, config=config, backend=backend if is_its else None
+                    )
                     if wait:
                         return result
                     return RunHandle(
@@ -307,8 +312,22 @@ class Trainer:
             self._spec,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
             facts=facts_of(self._datasets),
+            start=self._origin().known_as,
             salt=salt_of({} if history is None else history.identity),
         )
+
+    def _origin(self) -> StartingPoint:
+        """The starting point of a new run.
+
+        Raises:
+            InvalidJobError: it can't be read.
+        """
+        if self._start is not None:
+            return self._start
+        try:
+            return start_of(self._spec)
+        except (OSError, ValueError) as error:
+            raise InvalidJobError((unreadable_start(error),)) from error
 
     def _history(
         self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
@@ -334,6 +353,9 @@ class Trainer:
 
     def _is_left_to_train(self, history: RunHistory) -> bool:
         """Whether a condition ended the run, and this call's conditions aren't met."""
+        if self._spec.run_config.if_finished is not None:
+            # That says what happens to a finished run, whatever has ended it.
+            return False
         rule = stop_rule(self._spec.run_config)
         return history.stopped is not None and already_met(rule, history, start_step=0) is None
 
@@ -365,7 +387,7 @@ class Trainer:
                 location=location,
                 lease=lease,
                 past=history,
-                origin=start_of(spec) if self._start is None else self._start,
+                origin=self._origin(),
                 transform=transform_fingerprint(
                     {dataset.name: dataset.config for dataset in self._datasets}
                 ),

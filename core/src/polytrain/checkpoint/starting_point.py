@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,14 @@ class StartingPoint:
     def path(self) -> str | None:
         """Directory or address of the files."""
         return self.location.address if self.location is not None else None
+
+    @property
+    def known_as(self) -> str | None:
+        """A digest of the files of a run's checkpoint, which may be moved; else the path."""
+        if self.files is None:
+            return self.path
+        named = sorted((file.name, file.sha256) for file in self.files)
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 def starting_point(location: Location) -> StartingPoint:

@@ -355,7 +355,7 @@ class RunConfig(Config):
     """What `fit()` does if the run of this name is finished. "return": returns its result, and
     trains nothing. "error": raises `InvalidJobError`. "new": trains again; earlier checkpoints stay
     in the directory and are ignored. By default it returns the result; if the training function,
-    its config, the backend's options or a data set has changed since, it raises
+    its config, the backend's options, a data set or `restore_from` has changed since, it raises
     `InvalidJobError`."""
 
     storage_path: Annotated[str | Path | None, Checked(path_or_address)] = None
@@ -384,7 +384,7 @@ class RunConfig(Config):
     run: it is called in rank 0's worker process, and what it keeps is lost with an attempt. The run
     ends with the checkpoint of this report, or else with the next one; `Result.stopped` says why.
     The next `fit()` returns the result, or resumes the run if the conditions of that call aren't
-    met."""
+    met and `if_finished` isn't set."""
 
     time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
     """Seconds of training, after which the run is finished with its next checkpoint: over all

@@ -49,6 +49,7 @@ class _Content(TypedDict, total=False):
     objects: dict[str, str]
     transforms: dict[str, str | None]
     datasets: dict[str, dict[str, str]]
+    restore_from: str | None
 
 
 _Identity = TypedDict(

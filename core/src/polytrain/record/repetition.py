@@ -161,7 +161,7 @@ def starting_steps(steps: Collection[int], from_step: int | None, last_step: int
 def attempts_since(attempts: Iterable[AttemptOverview], start: int) -> list[AttemptOverview]:
     """Return the attempts that have made the reports after a step."""
     made = counting_attempts(attempts)
-    at = max(i for i, each in enumerate(made) if each.first_step <= start)
+    at = max((i for i, each in enumerate(made) if each.first_step <= start), default=0)
     return made[at:]
 
 

@@ -23,6 +23,9 @@ from polytrain.text import strict_json
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 
+START = "restore_from"
+"""The starting point, in the content and as the field of a problem."""
+
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "pack", "group", "window_rows")
 """The options of a data set that determine the order of rows."""
 
@@ -32,6 +35,7 @@ def identity_of(
     *,
     datasets: Mapping[str, DataConfig],
     facts: Mapping[str, Mapping[str, str]],
+    start: str | None,
     salt: str,
 ) -> dict[str, Any]:
     """Return a run's identity, as plain values.
@@ -42,6 +46,7 @@ def identity_of(
     Args:
         datasets: name → description of each data set.
         facts: name → facts about each data set's rows; see `fingerprint.facts`.
+        start: `StartingPoint.known_as` of the run's starting point.
         salt: the digests' salt, the same for all drivers of a run.
     """
     given, config = _options(spec, salt), _config(spec, salt)
@@ -59,6 +64,7 @@ def identity_of(
             "train_loop_config": plain(config),
             **code_of(spec, datasets=datasets, salt=salt),
             "datasets": {name: dict(known) for name, known in facts.items()},
+            START: start,
         },
     }
 
@@ -117,6 +123,11 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         what = _changed("", was["train_loop_config"], is_["train_loop_config"])
         yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
     yield from _other_data(was["datasets"], is_["datasets"], in_columns=True, remedy=_OTHER_CONTENT)
+    # Earlier versions didn't record it.
+    if was.get(START, is_[START]) != is_[START]:
+        other = "it isn't the checkpoint that the run started from"
+        what = "the run started without a checkpoint" if was[START] is None else other
+        yield Problem(field=START, what=what, remedy=_OTHER_CONTENT)
     if was["python"] != is_["python"]:
         # Python versions compile the same code to different bytecode.
         return
