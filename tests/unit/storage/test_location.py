@@ -17,7 +17,7 @@ from tests.addresses import SECRET, WITH_A_SECRET
 
 import polytrain
 from polytrain import Checkpoint, CheckpointError, Result
-from polytrain.storage.location import Location, is_of_one_process
+from polytrain.storage.location import Location, is_of_one_process, storage_problems
 from polytrain.text.secret_names import holds_credentials, without_credentials
 
 
@@ -63,10 +63,18 @@ def test_the_users_home_is_understood(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_file_address_is_a_directory(tmp_path: Path) -> None:
-    location = Location.of(f"file://{tmp_path}/runs")
-    assert location.is_local
-    location.open().write("file", b"here")
-    assert (tmp_path / "runs" / "file").read_bytes() == b"here"
+    for address in (f"file://{tmp_path}/my runs", (tmp_path / "my runs").as_uri()):
+        location = Location.of(address)
+        assert location.is_local
+        location.open().write("file", address.encode())
+        assert (tmp_path / "my runs" / "file").read_bytes() == address.encode()
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "memory://"])
+def test_an_address_without_a_bucket_is_no_directory_of_this_machine(address: str) -> None:
+    location = Location.of(address).below("run")
+    [problem] = storage_problems(location, num_workers=0)
+    assert f"the path is empty: {location.parent.address!r}" in problem.what
 
 
 @pytest.mark.parametrize(

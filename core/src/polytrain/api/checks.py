@@ -49,7 +49,7 @@ from polytrain.policy.scaling import (
     new_ray_problems,
 )
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import DEFAULT_STORAGE, Location, is_address, storage_problems
+from polytrain.storage.location import DEFAULT_STORAGE, Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
@@ -182,14 +182,6 @@ def unreadable_start(error: Exception) -> Problem:
 
 def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
-    name = spec.run_config.name
-    if name is not None and "?" in name and is_address(location.address):
-        yield Problem(
-            field="RunConfig.name",
-            what=f"{name!r} has a question mark, which begins the options of an address",
-            remedy="Give a name without it",
-        )
-        return
     num_workers = spec.scaling_config.max_workers
     name = spec.run_config.name
     yield from storage_problems(location, name=name, num_workers=num_workers)

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.data_errors import SourceError, one_line
-from polytrain.storage.location import OPTIONS
+from polytrain.storage.location import OPTIONS, local_path
 from polytrain_plugins.close_names import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
@@ -79,7 +78,7 @@ def find(place: str, *, is_retried: bool = False) -> ResolvedPath:
             ) from error
     scheme, authority, rest = matched.groups()
     if scheme.lower() == "file":
-        return ResolvedPath(_local(), _local_path(rest), "")
+        return ResolvedPath(_local(), str(Path(local_path(f"file://{rest}")).absolute()), "")
     options = found.group() if (found := OPTIONS.search(rest)) else ""
     rest = rest.removesuffix(options)
     try:
@@ -135,12 +134,6 @@ def _fsspec(circumstances: Any, place: str) -> Any:
     import fsspec  # type: ignore[import-untyped]  # it ships no types
 
     return fsspec.core.url_to_fs(place)
-
-
-def _local_path(rest: str) -> str:
-    """Return the path of a file:// address, percent-encoded or not."""
-    path = rest if os.path.exists(rest) else unquote(rest)
-    return str(Path(path).absolute())
 
 
 def _from_fsspec(place: str, scheme: str) -> ResolvedPath:

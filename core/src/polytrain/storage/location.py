@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from polytrain.config.constraints import path_or_address
 from polytrain.storage.beneath import Beneath
@@ -74,8 +75,11 @@ class Location:
             # Arrow's local file system follows links; `LocalStorage` doesn't.
             filesystem = None
         if filesystem is None and not is_address(text):
-            text = str(Path(text.removeprefix("file://")).expanduser().absolute())
-        return cls(address=text.rstrip("/") or "/", filesystem=filesystem, retry_s=retry_s)
+            text = str(Path(local_path(text)).expanduser().absolute())
+        # An address without a bucket stays one.
+        scheme, mark, path = text.rpartition("://")
+        address = f"{scheme}{mark}{path.rstrip('/')}" or "/"
+        return cls(address=address, filesystem=filesystem, retry_s=retry_s)
 
     @property
     def is_local(self) -> bool:
@@ -96,7 +100,8 @@ class Location:
     def below(self, name: str) -> Location:
         """Return a location in it."""
         path, options = _without_options(self.address)
-        return replace(self, address=f"{path.rstrip('/')}/{name}{options}")
+        above = path if path.endswith("://") else path.rstrip("/")
+        return replace(self, address=f"{above}/{name}{options}")
 
     def open(self) -> Storage:
         """Return the storage, for use in this process.
@@ -143,6 +148,12 @@ class Location:
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
         return arrow_filesystem(found.filesystem), found.path
+
+
+def local_path(place: str) -> str:
+    """Return a path as it is, and that of a `file://` address, percent-encoded or not."""
+    path = place.removeprefix("file://")
+    return path if path == place or os.path.exists(path) else unquote(path)
 
 
 def is_plain(path: str) -> bool:
