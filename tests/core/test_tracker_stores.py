@@ -352,14 +352,18 @@ def test_wandb_replaces_an_offline_run_by_a_complete_one(tmp_path: Path) -> None
     second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.5}))
     second.write([Row(step=n, time=float(n), metrics={**HOSTILE, "_step": 7}) for n in (1, 2)])
     second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.25}))
-    second.amend(Row(step=2, time=9.0, metrics={"accuracy": 0.75}))
+    second.amend(Row(step=2, time=9.0, metrics={"accuracy": 0.75, "f*1": 0.5, "": 0.25}))
     second.finish({"state": "finished", "checkpoint": str(tmp_path / "c2")}, succeeded=True)
     second.close()
     one = {**HOSTILE, "x_step": 7.0}
     found = [without_clock(row) for row in wandb_rows(tmp_path)]
     assert found == [
         {**one, "_step": 1, "_timestamp": 1.0, "accuracy": 0.5, "checkpoint_step": 1},
-        {**one, "_step": 2, "_timestamp": 2.0, "accuracy": 0.75, "checkpoint_step": 2},
+        # W&B itself leaves out what has no name.
+        {
+            **{**one, "_step": 2, "_timestamp": 2.0, "accuracy": 0.75, "checkpoint_step": 2},
+            "f*1": 0.5,
+        },
     ]
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     (artifact,) = [each.artifact for each in closed_records(path) if each.HasField("artifact")]

@@ -213,7 +213,9 @@ class WandBRun:
         # W&B can't change an earlier step, so these metrics have their own axis.
         values = _values(row.metrics)
         for name in values.keys() - self._validated:
-            self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
+            # W&B refuses an empty name, and reads an asterisk as a pattern.
+            if name and "*" not in name:
+                self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
             self._validated.add(name)
         values[_CHECKPOINT_STEP] = row.step
         if self._last is not None:
