@@ -28,6 +28,17 @@ class RunState(StrEnum):
         return self in (RunState.STOPPED, RunState.INTERRUPTED)
 
 
+def unscored(validation_failure: str) -> str:
+    """Return the end of a sentence on a finished run, if every validation failed.
+
+    Args:
+        validation_failure: why they did; empty if they didn't.
+    """
+    if not validation_failure:
+        return ""
+    return f", but no checkpoint has a score: {validation_failure}"
+
+
 def run_state(*, succeeded: bool | None, stopped: bool, is_held: bool) -> RunState:
     """Return a run's state.
 

@@ -11,6 +11,7 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.view.cli.found import CAN_RESUME, Refused, WholeNumber
+from polytrain.view.run_state import unscored
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -213,6 +214,5 @@ def _in_one_line(result: Any) -> str:
     from polytrain.output.metric_texts import metrics_text
 
     state = "finished" if result.finished else str(result.stopped)
-    if result.validation_failure:
-        state += f", but no checkpoint has a score: {result.validation_failure}"
+    state += unscored(result.validation_failure)
     return f"{state}. {metrics_text(result.metrics)}".rstrip()

@@ -40,6 +40,7 @@ def facts(run: PresentRun) -> dict[str, Any]:
         "path": run.location.address,
         "state": run.state,
         "reason": history.reason,
+        "validation_failure": history.validation_failure,
         "driver": run.driver,
         "backend": history.identity["backend"],
         "workers": history.world_size,
@@ -213,6 +214,7 @@ def _verdict(run: PresentRun) -> str:
         seconds=run.history.ledger.wall_s,
         reason=run.history.reason,
         was_stopped=run.history.stopped is not None,
+        validation_failure=run.history.validation_failure,
         driver=run.driver,
     )
     if run.state is not RunState.RUNNING:

@@ -101,6 +101,9 @@ class Facts:
     was_stopped: bool
     """Whether somebody, or a stop condition, ended it early."""
 
+    validation_failure: str
+    """As `Result.validation_failure`."""
+
     backend: str
     workers: int
     reports: int
@@ -194,6 +197,7 @@ def facts_of(
         source=source,
         reason=record.reason,
         was_stopped=record.stopped is not None,
+        validation_failure=record.validation_failure,
         backend=record.identity["backend"],
         workers=record.world_size,
         reports=len(record.reports),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from polytrain.text.described import numbered, shortened
 from polytrain.view.page.facts import Facts
-from polytrain.view.run_state import RunState
+from polytrain.view.run_state import RunState, unscored
 
 _LONGEST = 300
 """Characters of a failure in the sentence."""
@@ -35,6 +35,7 @@ def _end(facts: Facts) -> str:
         seconds=facts.wall_s,
         reason=facts.reason,
         was_stopped=facts.was_stopped,
+        validation_failure=facts.validation_failure,
         driver=facts.source.driver,
     )
     if facts.source.state is RunState.RUNNING:
@@ -43,7 +44,13 @@ def _end(facts: Facts) -> str:
 
 
 def run_end(
-    state: RunState, *, seconds: float, reason: str, was_stopped: bool, driver: str | None
+    state: RunState,
+    *,
+    seconds: float,
+    reason: str,
+    was_stopped: bool,
+    validation_failure: str,
+    driver: str | None,
 ) -> str:
     """Return what has become of a run, without a capital letter or a full stop.
 
@@ -52,6 +59,7 @@ def run_end(
         seconds: the run's own time, over all its drivers.
         reason: of its conclusion; empty if there is none.
         was_stopped: whether somebody, or a stop condition, ended it early.
+        validation_failure: why no checkpoint has a score; empty if one has, or none has to.
         driver: who holds its lease, or held it last.
     """
     took = duration(seconds)
@@ -67,7 +75,8 @@ def run_end(
         case RunState.FAILED:
             return f"failed after {took}{why}"
         case RunState.FINISHED:
-            return f"finished in {took}{why if was_stopped else ''}"
+            early = why if was_stopped else ""
+            return f"finished in {took}{early}{unscored(validation_failure)}"
 
 
 def duration(seconds: float) -> str:

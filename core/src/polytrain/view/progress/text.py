@@ -16,6 +16,7 @@ from polytrain.output.metric_texts import metric_texts, name_text, value_text
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
 from polytrain.text.described import numbered
+from polytrain.view.run_state import unscored
 from polytrain_plugins import RunInfo
 
 _CAUSE_WIDTH, _LEAST_CAUSE = 80, 24
@@ -204,9 +205,8 @@ def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
         yield f"{run.name}: interrupted{took}"
     elif concluded.succeeded:
         why = f" ({concluded.reason})" if concluded.stopped else ""
-        failure = concluded.validation_failure
-        unscored = f", but no checkpoint has a score: {printable(failure)}" if failure else ""
-        yield f"{run.name}: finished{took}{why}{unscored}"
+        end = printable(unscored(concluded.validation_failure))
+        yield f"{run.name}: finished{took}{why}{end}"
     else:
         verdict = "stopped" if concluded.stopped else "failed"
         yield f"{run.name}: {verdict}{took}: {concluded.reason}"
