@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.record.recorded import RUN, Line, journal, page_of
 
+from polytrain.output.line_layout import columns
 from polytrain.view.cli import main
 from polytrain.view.page.comparison import Difference, comparison, overlays_of
 
@@ -71,6 +72,21 @@ def test_the_command_prints_both(runs: list[str], capsys: pytest.CaptureFixture[
     assert lines["option rate"].split()[2:] == ["0.1", "0.2"]
     # What one looks for first.
     assert list(lines).index("option rate") < list(lines).index("state")
+
+
+def test_no_name_or_value_breaks_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"a" * 300: 1, "名": 2, "new\nline": "b" * 300}
+    lines = [{**each, "metrics": metrics} if "metrics" in each else each for each in RUN]
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(lines)))
+    assert main(["diff", str(tmp_path), str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    values = [line for line in printed if line.startswith(("aaa", "名", r"new\nline"))]
+    assert len(values) == len(metrics)
+    assert all(64 < columns(line) < 64 + 2 * 44 for line in values)
+    ends = {columns(line[: line.rindex("  ")]) for line in values}
+    assert len(ends) == 1
 
 
 def test_the_command_prints_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,12 @@ def cut(text: str, width: int, *, mark: str = "…") -> str:
     return f"{text[:end]}{mark}"
 
 
+def padded(text: str, width: int, *, to_the_right: bool = False) -> str:
+    """Return printable text with blanks behind it, or before it, up to `width` columns."""
+    blanks = " " * (width - columns(text))
+    return f"{blanks}{text}" if to_the_right else f"{text}{blanks}"
+
+
 def fitted(parts: Sequence[Segment], width: int, *, separator: str = " · ", mark: str = "…") -> str:
     """Join the parts that there is room for.
 

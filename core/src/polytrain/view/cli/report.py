@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo
-from polytrain.text.described import shortened
+from polytrain.output.line_layout import columns, cut, padded, printable
 from polytrain.view.cli.found import as_json, named_run, print_json, readable, run_argument
 
 if TYPE_CHECKING:
     from polytrain.view.page.comparison import Comparison, Difference
     from polytrain.view.page.facts import Facts
 
-_LONGEST = 40
+_LONGEST, _LONGEST_NAME = 40, 64
 
 
 @click.command("report")
@@ -104,9 +104,10 @@ def _print_differences(found: Comparison) -> None:
         ("last metrics", found.metrics),
     )
     rows = [row for _, some in parts for row in some]
-    width = max(len(row.name) for row in rows)
-    column = max(len(found.names[0]), *(len(_short(row.first)) for row in rows))
-    echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
+    width = max(columns(_name(row.name)) for row in rows)
+    first, second = map(_name, found.names)
+    column = max(columns(first), *(columns(_short(row.first)) for row in rows))
+    echo(f"{'':<{width}}  {padded(first, column, to_the_right=True)}  {second}")
     for title, some in parts:
         echo()
         echo(title if some else f"{title}: none")
@@ -121,7 +122,8 @@ def _lines(
 ) -> Iterable[str]:
     for row in rows:
         change = _change(row.first, row.second) if with_change else ""
-        yield f"{row.name:<{width}}  {_short(row.first):>{column}}  {_short(row.second)}{change}"
+        first = padded(_short(row.first), column, to_the_right=True)
+        yield f"{padded(_name(row.name), width)}  {first}  {_short(row.second)}{change}"
 
 
 def _change(first: Any, second: Any) -> str:
@@ -131,7 +133,11 @@ def _change(first: Any, second: Any) -> str:
     return f"  ({100 * (second - first) / abs(first):+.1f} %)"
 
 
+def _name(name: str) -> str:
+    return cut(printable(name), _LONGEST_NAME)
+
+
 def _short(value: Any) -> str:
     if value is None:
         return "-"
-    return shortened(f"{value:.4g}" if isinstance(value, float) else str(value), _LONGEST)
+    return cut(printable(f"{value:.4g}" if isinstance(value, float) else str(value)), _LONGEST)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo, echo_lines
-from polytrain.output.line_layout import columns, printable
+from polytrain.output.line_layout import columns, padded, printable
 from polytrain.view.cli.found import (
     DEFAULT_STORAGE,
     NOT_FOUND,
@@ -122,11 +122,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
     widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
     for line in table:
-        cells = (
-            f"{cell}{' ' * (width - columns(cell))}"
-            for cell, width in zip(line, widths, strict=True)
-        )
-        echo("  ".join(cells).rstrip())
+        echo("  ".join(map(padded, line, widths)).rstrip())
 
     for row in rows:
         if row["state"] == UNREADABLE:
