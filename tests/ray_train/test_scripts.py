@@ -304,13 +304,23 @@ def test_a_trainer_without_a_framework(tmp_path: Path) -> None:
     [
         ({"metadata": {"a": 1}}, "metadata: a run stores none"),
         ({"validation_config": print}, "validation_config: it is a builtin_function_or_method"),
-        ({"torch_config": {"backend": "gloo"}}, "backend_config: it is a dict"),
-        ({"resume_from_checkpoint": 3}, "restore_from: it is an int"),
+        ({"torch_config": {"backend": "gloo"}}, "torch_config: it is a dict. Pass a TorchConfig"),
+        ({"torch_config": train.xgboost.XGBoostConfig()}, "torch_config: it is an XGBoostConfig"),
+        ({"torch_config": train.torch.TorchConfig}, r"the class TorchConfig. Pass TorchConfig\(…"),
+        ({"torch_config": train.torch.TorchConfig("glo")}, "TorchConfig.backend: torch has no"),
+        ({"resume_from_checkpoint": 3}, "resume_from_checkpoint: it is an int"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], what: str) -> None:
     with pytest.raises(train.InvalidJobError, match=what):
         train.torch.TorchTrainer(plain_loop, **arguments)
+
+
+def test_a_label_is_asked_for_by_its_name_in_ray_train() -> None:
+    with pytest.raises(train.InvalidJobError, match="label_column: it is required"):
+        train.xgboost.XGBoostTrainer(datasets={"train": {"x": [1.0]}}, params={})
+    with pytest.raises(TypeError, match=r"unexpected keyword .*Did you mean 'label_column'"):
+        train.xgboost.XGBoostTrainer(label_colum="x")  # type: ignore[call-arg]  # the point
 
 
 def test_a_rendezvous_that_torch_does_not_know_is_named() -> None:

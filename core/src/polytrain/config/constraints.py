@@ -222,8 +222,8 @@ def wrong_type(field: str, value: Any, wanted: type) -> Problem:
 def _instead(value: Any, wanted: type) -> str:
     """Return what to pass; of a dict's entries the names alone, as values may be secret."""
     name = wanted.__name__
-    if value is wanted and issubclass(wanted, Config):
-        return f"Pass {name}(…)"
+    if isinstance(value, type) and issubclass(value, wanted):
+        return f"Pass {value.__name__}(…)"
     cls: Any = wanted
     known = _hints(cls) if isinstance(value, Mapping) and issubclass(wanted, Config) else ()
     names = ", ".join(f"{each}=…" for each in known if each in value)

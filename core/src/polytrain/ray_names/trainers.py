@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
@@ -16,6 +16,7 @@ from polytrain.config.constraints import field_problems, wrong_type
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.lazy_names import RayTrainClass
 from polytrain_plugins import InvalidJobError, Problem, load_backend
+from polytrain_plugins.close_names import did_you_mean
 
 
 class FrameworkConfig:
@@ -105,6 +106,14 @@ class BoosterArguments(RayTrainArguments, total=False):
 _OPTIONS = {"label_column": "label", "params": "params", "num_boost_round": "num_boost_round"}
 """A booster's argument → the backend's option."""
 
+_NAMES = {
+    "label": "label_column",
+    "process_group": "TorchConfig.backend",
+    "restore_from": "resume_from_checkpoint",
+    "timeout_s": "TorchConfig.timeout_s",
+}
+"""What a `Trainer` calls an argument → what it is called here."""
+
 
 def _spells_out(arguments: Any) -> Callable[[Init], Init]:
     """Give an `__init__` the signature with each of its `**arguments` by name.
@@ -162,15 +171,31 @@ class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
     ) -> None:
         self._init(train_loop_per_worker, backend_config, RayTrainArguments, arguments)
 
-    def _init(self, function: Any, config: Any, known: Any, arguments: Mapping[str, Any]) -> None:
+    def _init(
+        self,
+        function: Any,
+        config: Any,
+        known: Any,
+        arguments: Mapping[str, Any],
+        kind: type[FrameworkConfig] | None = None,
+    ) -> None:
+        """
+        Args:
+            known: the `TypedDict` of the arguments.
+            kind: the class of `config`, if the trainer is for one framework.
+        """
         for name in arguments:
             if name not in known.__annotations__:
-                cls = type(self).__name__
-                raise TypeError(f"{cls}.__init__() got an unexpected keyword argument {name!r}")
+                what = f"{type(self).__name__}.__init__() got an unexpected keyword argument"
+                meant = did_you_mean(name, known.__annotations__)
+                raise TypeError(f"{what} {name!r}. {meant}".rstrip(". "))
+        if kind is not None and config is None:
+            config = kind()
         given = dict(arguments)
         problems = tuple(_refused(metadata=given.pop("metadata", None)))
-        if config is not None and not isinstance(config, FrameworkConfig):
-            problems += (wrong_type("backend_config", config, FrameworkConfig),)
+        if config is not None and not isinstance(config, kind or FrameworkConfig):
+            field = "backend_config" if kind is None else f"{kind.backend_name}_config"
+            problems += (wrong_type(field, config, kind or FrameworkConfig),)
         if problems:
             raise InvalidJobError(problems)
         # The reference backend adds nothing to a training function.
@@ -182,7 +207,13 @@ class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
                 options[option] = value
         given["datasets"] = _made(given.get("datasets"))
         given["restore_from"] = given.pop("resume_from_checkpoint", None)
-        Trainer.__init__(self, backend(**options), function, **given)
+        try:
+            Trainer.__init__(self, backend(**options), function, **given)
+        except InvalidJobError as error:
+            named = [
+                replace(each, field=_NAMES.get(each.field, each.field)) for each in error.problems
+            ]
+            raise InvalidJobError(tuple(named)) from None
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -202,8 +233,7 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: TorchConfig | None = None,
         **arguments: Unpack[RayTrainArguments],
     ) -> None:
-        config = torch_config or TorchConfig()
-        self._init(train_loop_per_worker, config, RayTrainArguments, arguments)
+        self._init(train_loop_per_worker, torch_config, RayTrainArguments, arguments, TorchConfig)
 
 
 class XGBoostTrainer(DataParallelTrainer):
@@ -226,8 +256,9 @@ class XGBoostTrainer(DataParallelTrainer):
         xgboost_config: XGBoostConfig | None = None,
         **arguments: Unpack[BoosterArguments],
     ) -> None:
-        config = xgboost_config or XGBoostConfig()
-        self._init(train_loop_per_worker, config, BoosterArguments, arguments)
+        self._init(
+            train_loop_per_worker, xgboost_config, BoosterArguments, arguments, XGBoostConfig
+        )
 
 
 class LightGBMTrainer(DataParallelTrainer):
@@ -250,8 +281,9 @@ class LightGBMTrainer(DataParallelTrainer):
         lightgbm_config: LightGBMConfig | None = None,
         **arguments: Unpack[BoosterArguments],
     ) -> None:
-        config = lightgbm_config or LightGBMConfig()
-        self._init(train_loop_per_worker, config, BoosterArguments, arguments)
+        self._init(
+            train_loop_per_worker, lightgbm_config, BoosterArguments, arguments, LightGBMConfig
+        )
 
 
 class TensorflowTrainer(DataParallelTrainer):
@@ -271,8 +303,9 @@ class TensorflowTrainer(DataParallelTrainer):
         tensorflow_config: TensorflowConfig | None = None,
         **arguments: Unpack[RayTrainArguments],
     ) -> None:
-        config = tensorflow_config or TensorflowConfig()
-        self._init(train_loop_per_worker, config, RayTrainArguments, arguments)
+        self._init(
+            train_loop_per_worker, tensorflow_config, RayTrainArguments, arguments, TensorflowConfig
+        )
 
 
 def _refused(*, metadata: Any) -> Iterator[Problem]:
