@@ -42,7 +42,7 @@ class LazyNames:
         elif name in self.homes:
             value = getattr(import_module(self.homes[name]), name)
         elif name.startswith("_"):
-            raise AttributeError(f"module {self.module!r} has no attribute {name!r}")
+            raise _unknown(self.module, name)
         else:
             value = self._other(name)
         # Found directly from now on: `report` is called in loops.
@@ -61,12 +61,18 @@ def missing(module: str, name: str) -> Exception:
     """Return the error for a name that a module doesn't have."""
     instead = satellites.missing.sentence(module, name) if satellites.has("missing") else None
     if instead is None:
-        _, _, last = module.rpartition(".")
-        what = f"{last!r} object" if last[:1].isupper() else f"module {module!r}"
-        return AttributeError(f"{what} has no attribute {name!r}")
+        return _unknown(module, name)
     # `from module import name` replaces the text of an AttributeError by its own.
     is_import = _is_import_statement(sys._getframe(1))
     return ImportError(instead, name=module) if is_import else AttributeError(instead)
+
+
+def _unknown(module: str, name: str) -> AttributeError:
+    _, _, last = module.rpartition(".")
+    what = f"{last!r} object" if last[:1].isupper() else f"module {module!r}"
+    # With the module Python's tracebacks suggest a name.
+    found = sys.modules.get(module)
+    return AttributeError(f"{what} has no attribute {name!r}", name=name, obj=found)
 
 
 def _is_import_statement(frame: FrameType | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,14 @@ def test_a_call(call: Callable[[], Any], kind: type[Exception], message: str) ->
     with pytest.raises(kind) as raised:
         call()
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("module", ["polytrain", "polytrain.torch", "polytrain.trackers"])
+def test_python_can_suggest_a_name_for_a_misspelt_one(module: str) -> None:
+    door = import_module(module)
+    with pytest.raises(AttributeError) as error:
+        _ = door.misspelt
+    assert (error.value.name, error.value.obj) == ("misspelt", door)
 
 
 def test_a_run_that_has_not_ended_in_time_is_named() -> None:
