@@ -170,6 +170,7 @@ def stops_early(config: dict[str, Any]) -> None:
 
     import polytrain
     import polytrain_tf
+    from polytrain.collective import barrier
     from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
 
     context = polytrain.get_context()
@@ -203,6 +204,8 @@ def stops_early(config: dict[str, Any]) -> None:
             Dies(),
         ],
     )
+    # Until rank 0 has reported the last epoch: without its checkpoint the epoch is repeated.
+    barrier()
     dies_in_attempt(1)
     polytrain.report({"epochs": fitted.epoch})
 
