@@ -101,7 +101,9 @@ def train_on_torch(config: dict[str, Any]) -> None:
         model = keras.Sequential(
             [keras.Input((3,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
         )
-        model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse")
+        # A step adds up gradients of two epochs.
+        adam = keras.optimizers.Adam(0.05, gradient_accumulation_steps=3)
+        model.compile(optimizer=adam, loss="mse")
         return model
 
     class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
@@ -124,7 +126,10 @@ def train_on_torch(config: dict[str, Any]) -> None:
         shuffle=False,
         verbose=0,
         callbacks=[
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            *([keras.callbacks.TerminateOnNaN()] if rank == 0 else []),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
+            # Its patience ends in the first epoch after the restart.
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=2, min_delta=1000.0),
             Dies(),
             ReportCallback(),
         ],

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from polytrain_tf.private import BATCHES_SINCE_SAVE, EMA_IN_MODEL
+from polytrain_tf.saved import storable
 
 _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -44,15 +45,15 @@ def write_states(states: Mapping[tuple[str, str], Any], directory: Path) -> None
     arrays: dict[str, Any] = {}
     for (key, name), value in states.items():
         if isinstance(value, list):
-            arrays |= {f"{key}/{name}/{number}": array for number, array in enumerate(value)}
+            arrays |= {f"{key}/{name}/{number}": storable(one) for number, one in enumerate(value)}
         elif value is not None:
-            arrays[f"{key}/{name}"] = np.asarray(value)
+            arrays[f"{key}/{name}"] = storable(value)
     if arrays:
         np.savez(directory / _FILE, **arrays)
 
 
 def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
-    """Restore the saved state of callbacks that have the same class and position.
+    """Restore the saved state of callbacks that have the same class, in their order.
 
     Call this after training has begun: callbacks reset themselves when it begins.
     """
@@ -70,11 +71,13 @@ def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
 
 
 def _kept(callbacks: Sequence[Any]) -> list[tuple[str, str, Any]]:
-    """Return the attributes to save, as (callback's key, attribute's name, callback)."""
+    """Return the attributes to save, as (callback's key, attribute's name, callback).
+
+    Keys don't depend on callbacks of other classes: rank 0 may have some that other ranks lack.
+    """
     return [
         (f"{number}-{kind.__name__}", name, callback)
-        for number, callback in enumerate(callbacks)
         for kind, names in _KEPT.items()
-        if isinstance(callback, kind)
+        for number, callback in enumerate(each for each in callbacks if isinstance(each, kind))
         for name in names
     ]

@@ -30,7 +30,7 @@ import tensorflow as tf
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
 from polytrain_tf.callback_state import write_states
 from polytrain_tf.local_variables import by_one_rank, bytes_of, local_part
-from polytrain_tf.saved import Progress, save, variables_of
+from polytrain_tf.saved import Progress, save, storable, variables_of
 from polytrain_tf.summing import summing
 
 _SHARE = 0.03
@@ -317,7 +317,7 @@ def write_own(file: Path, own: Mapping[int, Sequence[Any]]) -> None:
     np.savez(
         file,
         **{
-            f"{rank}/{number}": value
+            f"{rank}/{number}": storable(value)
             for rank, values in own.items()
             for number, value in enumerate(values)
         },
