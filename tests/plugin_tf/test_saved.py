@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain import CheckpointError
+from polytrain_tf import keras_callback
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.saved import (
     Progress,
@@ -43,6 +45,22 @@ def trained(epochs: int) -> Any:
     model = build()
     model.fit(X, X.sum(axis=1), epochs=epochs, verbose=0)
     return model
+
+
+def test_a_checkpoint_within_an_epoch_leaves_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras reports an epoch's from what its batches have added up."""
+    monkeypatch.setattr(keras_callback, "reported", lambda metrics: nullcontext(tmp_path))
+    saves = keras_callback.ReportCheckpointCallback("train_batch_end", report_metrics_on=())
+
+    def history(*callbacks: Any) -> Any:
+        fitted = build().fit(
+            X, np.arange(4), batch_size=2, epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        return fitted.history
+
+    assert history(saves) == history()
 
 
 def test_equal_models_make_equal_files(tmp_path: Path) -> None:

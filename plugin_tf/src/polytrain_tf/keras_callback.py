@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,7 @@ class ReportCheckpointCallback(tf.keras.callbacks.Callback):
         if not saves:
             polytrain.report(metrics)
             return
-        with reported(metrics) as directory:
+        with _metrics_kept(self.model), reported(metrics) as directory:
             save(self.model, directory, Progress(epochs=self._epoch))
 
     def _chosen(self, logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +75,24 @@ class ReportCheckpointCallback(tf.keras.callbacks.Callback):
         if not isinstance(names, Mapping):
             names = {name: name for name in _listed(names)}
         return {new: logs[name] for new, name in names.items()}
+
+
+@contextmanager
+def _metrics_kept(model: Any) -> Iterator[None]:
+    """Keep the metrics of a model in a `with` block: saving resets them, also within an epoch."""
+    variables = [
+        # Those of tf_keras are TensorFlow's own.
+        variable if isinstance(variable, tf.Variable) else variable.value
+        for metric in model.metrics
+        for variable in metric.variables
+    ]
+    parts = [
+        model.distribute_strategy.experimental_local_results(variable)[0] for variable in variables
+    ]
+    values = [part.numpy() for part in parts]
+    yield
+    for part, value in zip(parts, values, strict=True):
+        part.assign(value)
 
 
 def _listed(given: str | Sequence[str]) -> list[str]:
