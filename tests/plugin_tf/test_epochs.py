@@ -40,6 +40,16 @@ def test_metrics_of_several_numbers_are_lists() -> None:
     assert plain_metrics(metrics) == metrics
 
 
+def test_what_kept_an_earlier_fit_keeps_no_later_one() -> None:
+    tells = Tells()
+    tells.before_report = lambda metrics, epochs: pytest.fail("it has another model")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    with fit_watched(tf.distribute.get_strategy(), rank=0, has_shards=lambda: False, unfit=None):
+        model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=[tells])
+    assert len(tells.calls) == 1
+
+
 class Watches(Tells):
     """What it finds when it is told."""
 

@@ -189,3 +189,48 @@ def test_averages_are_swapped_back_after_a_restart(tmp_path: Path) -> None:
 
     resumed = run(-1, restore_from=run(2).checkpoint)
     assert resumed.metrics["weights"] == pytest.approx(run(-1).metrics["weights"], rel=1e-6)
+
+
+@pytest.mark.parametrize("epochs", [2, 9])
+def test_a_fit_that_is_over_leaves_its_weights(tmp_path: Path, epochs: int) -> None:
+    """Those of the best epoch, whether all epochs are done or a callback has ended the fit."""
+
+    def train() -> None:
+        import keras
+
+        from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+        model = checkpointed_model()
+        if model is None:
+            model = keras.Sequential(
+                [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+            )
+            sgd = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+            model.compile(optimizer=sgd, loss="mse")
+        ends = keras.callbacks.EarlyStopping(
+            monitor="loss", min_delta=99.0, patience=2, restore_best_weights=True
+        )
+        fitted = model.fit(
+            np.ones((4, 1)),
+            3 * np.ones(4),
+            initial_epoch=checkpointed_epoch(),
+            epochs=epochs,
+            verbose=0,
+            callbacks=[ends, ReportCallback()],
+        )
+        weights = [float(each.ravel()[0]) for each in model.get_weights()]
+        polytrain.report({"weights": weights, "epochs": len(fitted.epoch)})
+
+    def run(**options: Any) -> Any:
+        return make_trainer(
+            "tensorflow",
+            train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    over = run()
+    again = run(restore_from=over.checkpoint)
+    assert over.metrics["epochs"] == min(epochs, 3)
+    assert again.metrics == {"weights": over.metrics["weights"], "epochs": 0}

@@ -52,15 +52,15 @@ class EpochCallback(keras.callbacks.Callback, ABC):
         """Return why this fit can't be resumed within an epoch; None if nothing is known."""
         return None
 
-    def is_over(self, epochs: int) -> bool:
-        """Return whether a callback ended the fit after this many epochs, before a restart."""
-        return False
+    def resumed_progress(self, epochs: int) -> Progress | None:
+        """Return the progress that a fit resumes from after this many epochs; None in a new fit."""
+        return None
 
     def arrange(self, given: MutableMapping[str, Any]) -> None:
         """Change the arguments of a `fit` that has this callback.
 
         This callback then handles an epoch's start before all others, and its end after all others.
-        A fit that a callback ended before a restart gets no more epochs.
+        A fit that was over before a restart, perhaps ended by a callback, gets no more epochs.
 
         Raises:
             ValueError: another callback would load other weights after a restart.
@@ -71,11 +71,15 @@ class EpochCallback(keras.callbacks.Callback, ABC):
                 "in place of those of the run's checkpoint. Leave it out: the run's checkpoints do "
                 "the same, and store the place in the data too."
             )
+        # An earlier fit may have had this callback too.
+        self.before_report = None
         self.others = [each for each in given["callbacks"] if each is not self]
         given["callbacks"] = [_Begins(self), *self.others, self]
         begins = given.get("initial_epoch", 0)
-        if self.is_over(begins):
-            given["epochs"] = begins
+        before = self.resumed_progress(begins)
+        if before is not None and (before.is_over or begins >= given["epochs"]):
+            # With another number, Keras would once more replace the weights by those of `use_ema`.
+            given["epochs"] = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._report_previous(is_last=False)

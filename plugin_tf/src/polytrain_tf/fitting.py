@@ -105,9 +105,11 @@ class _Companion(EpochCallback):
         self.warns = True
         """Whether to warn of a loss that is NaN, which no later epoch mends."""
 
-    def is_over(self, epochs: int) -> bool:
+    def resumed_progress(self, epochs: int) -> Progress | None:
+        if self.resumed is None:
+            return None
         # A run from another run's checkpoint may lack the callback that ended that run.
-        return self._start.is_over and bool(self.others)
+        return replace(self._start, is_over=self._start.is_over and bool(self.others))
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.resumed is not None:

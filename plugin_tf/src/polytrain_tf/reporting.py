@@ -49,9 +49,9 @@ class ReportCallback(EpochCallback):
         self._has_begun = False
         self._fit = 1
 
-    def is_over(self, epochs: int) -> bool:
+    def resumed_progress(self, epochs: int) -> Progress | None:
         checkpoint = _resumed(_fits.upcoming(), epochs)
-        return checkpoint is not None and progress_of(checkpoint).is_over
+        return None if checkpoint is None else progress_of(checkpoint)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._has_begun = False
