@@ -19,6 +19,7 @@ from polytrain_tf import TensorFlow
 ROWS, BATCH = 32, 8
 X = np.random.default_rng(0).normal(loc=1.0, scale=3.0, size=(ROWS, 1)).astype("float32")
 Y = X[:, 0] * 2
+WEIGHTS = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
 
 
 def mean_error(y: Any, predicted: Any) -> Any:
@@ -126,6 +127,14 @@ def train(config: Any) -> None:
     for _, label in data:
         rows += polytrain_tf.strategy().experimental_local_results(label)[0].numpy().tolist()
     found["rows"] = rows
+    with polytrain_tf.strategy().scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    matrices = shard.to_tf(feature_columns=["x"], label_columns="y", batch_size=1, as_matrix=True)
+    weighted = model.fit(matrices, class_weight=WEIGHTS, epochs=2, verbose=0)
+    found["weighted"] = weighted.history["loss"]
     try:
         normal.fit(data.take(1))
     except ValueError as error:
@@ -200,6 +209,12 @@ def test_a_look_at_the_first_batch_takes_none_away(found: list[Any]) -> None:
     assert [rank["looks"] for rank in found] == [rank["rows"][:1] for rank in found]
     assert sorted(row for rank in found for row in rank["rows"]) == [0.0, 1.0, 2.0, 3.0]
     assert all("shard.to_tf(…) itself, and steps_per_epoch" in rank["refused"] for rank in found)
+
+
+def test_classes_of_a_shard_have_their_weights(found: list[Any]) -> None:
+    """Of the rows of both workers, for which the model predicts 0."""
+    mean = np.mean([weight * label**2 for label, weight in WEIGHTS.items()])
+    assert [rank["weighted"] for rank in found] == [[pytest.approx(mean)] * 2] * 2
 
 
 def test_what_batches_of_several_workers_lack_is_said(found: list[Any]) -> None:

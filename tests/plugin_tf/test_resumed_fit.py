@@ -22,10 +22,15 @@ BATCHES, DONE = 8, 5
 """Of an epoch, and of those before the restart."""
 
 
-@pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(None, [3, 8, 8]), (3, [3, 3, 3, 2, 3])])
-def test_later_epochs_are_whole(
-    tmp_path: Path, steps_per_epoch: int | None, epochs: list[int]
-) -> None:
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"class_weight": dict.fromkeys(range(BATCHES), 1.0)}, [3, 8, 8]),
+        ({}, [3, 8, 8]),
+        ({"steps_per_epoch": 3}, [3, 3, 3, 2, 3]),
+    ],
+)
+def test_later_epochs_are_whole(tmp_path: Path, options: dict[str, Any], epochs: list[int]) -> None:
     """Every batch comes once in each pass over the rows."""
 
     def train() -> None:
@@ -59,7 +64,7 @@ def test_later_epochs_are_whole(
                 model.fit(
                     shard.to_tf(feature_columns="x", label_columns="y", batch_size=1),
                     epochs=len(epochs),
-                    steps_per_epoch=steps_per_epoch,
+                    **options,
                     shuffle=False,
                     verbose=0,
                     callbacks=[Reports()],

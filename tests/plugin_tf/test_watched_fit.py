@@ -106,15 +106,6 @@ def test_steps_that_keras_can_not_take_are_refused(
         model.fit(np.ones((4, 1)), np.ones(4))
 
 
-def test_class_weights_of_a_shard_are_refused() -> None:
-    shared = strategy(2)
-    with (
-        fit_watched(shared, rank=0, has_shards=lambda: True, unfit=None),
-        pytest.raises(ValueError, match=r"class_weight.*weight_column"),
-    ):
-        shared_model(shared).fit(from_a_shard(), class_weight={0: 1.0, 1: 2.0})
-
-
 @pytest.mark.parametrize("is_split", [True, False])
 def test_arrays_for_validation_are_split_too(
     is_split: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

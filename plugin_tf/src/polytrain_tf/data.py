@@ -131,13 +131,17 @@ class TensorFlowShard(ShardView):
                 taken.polytrain_is_taken = True
             return taken
 
-        return _with_length(
-            self._distributed(local),
-            self,
-            functools.partial(self.num_batches, **sizes),
-            whole=functools.partial(len, self.iter_batches(**sizes)),
-            take=take,
-        )
+        def ready(dataset: Any) -> Any:
+            return _with_length(
+                self._distributed(dataset),
+                self,
+                functools.partial(self.num_batches, **sizes),
+                whole=functools.partial(len, self.iter_batches(**sizes)),
+                take=take,
+                mapped=lambda function: ready(local.map(function)),
+            )
+
+        return ready(local)
 
     def _expect_columns(self, columns: Columns) -> None:
         for name in [columns] if isinstance(columns, str) else columns:
@@ -286,18 +290,21 @@ def _with_length(
     *,
     whole: Callable[[], int],
     take: Callable[..., Any],
+    mapped: Callable[[Callable[..., Any]], Any],
 ) -> Any:
     """Give the data set a `cardinality()`: the number of batches in its next iteration.
 
     After a restart, the first epoch is shorter than the following ones. tf_keras, and Keras with
     the patch in `keras_fit`, ask for the length in every epoch. If it were unknown, both would
-    think that the data set has ended too early.
+    think that the data set has ended too early. A data set that `map` makes of it has no length;
+    `mapped` makes one that has.
     """
     kind = type(dataset)
     known = {
         "cardinality": lambda _: tf.constant(length(), tf.int64),
         "polytrain_shard": shard,
         "polytrain_whole": staticmethod(whole),
+        "polytrain_mapped": staticmethod(mapped),
         "take": staticmethod(take),
     }
     if not isinstance(dataset, tf.data.Dataset):

@@ -206,6 +206,12 @@ def renew_length(epochs: Any) -> None:
     epochs._num_batches = epochs.data_adapter.num_batches
 
 
+def weighting_classes(class_weight: Any) -> Any:
+    """Return the function by which `fit` adds weights to a batch, which isn't public."""
+    adapter = import_module("keras.src.trainers.data_adapters.tf_dataset_adapter")
+    return adapter.make_class_weight_map_fn(class_weight)
+
+
 def sources_of(dataset: Any) -> Any:
     """Return the input data sets of a `tf.data.Dataset`; the public graph has no objects."""
     return dataset._inputs()

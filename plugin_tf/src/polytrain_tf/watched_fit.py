@@ -19,7 +19,7 @@ from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_batches import KeptBatches
 from polytrain_tf.keras_fit import rows_weighted
 from polytrain_tf.own_losses import OwnLossWarning
-from polytrain_tf.private import FIT
+from polytrain_tf.private import FIT, weighting_classes
 from polytrain_tf.rank_files import written_by_rank_0
 from polytrain_tf.shared_shuffle import check_order, shuffled_alike
 from polytrain_tf.summing import summing
@@ -72,11 +72,10 @@ def fit_watched(
                 _warn_of_splitting()
             for name in ("x", "validation_data"):
                 check_order(name, given[name])
-            if shard is not None and given["class_weight"] is not None:
-                raise ValueError(
-                    "class_weight: TensorFlow can't apply it on several workers. Put each row's "
-                    "weight into a column: shard.to_tf(…, weight_column='w')."
-                )
+        if shard is not None and given["class_weight"] is not None:
+            # Keras would make a data set without a length, and take a resumed epoch's for all.
+            weighting = weighting_classes(given["class_weight"])
+            given["x"], given["class_weight"] = given["x"].polytrain_mapped(weighting), None
         averages = AverageStatistics(strategy)
         with contextlib.ExitStack() as stack:
             if not is_alone and shard is None and given["shuffle"]:
