@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain.text.metrics import plain_metrics
+from polytrain_tf import watched_fit
 from polytrain_tf.reporting import ReportCallback
 from polytrain_tf.watched_fit import _warn_of_splitting, fit_watched
 
@@ -122,12 +123,26 @@ def test_arrays_for_validation_are_split_too(
         """It takes anything."""
 
     monkeypatch.setattr(keras.Model, "fit", fits)
+    monkeypatch.setattr(watched_fit, "summing", lambda strategy: list)
     shared = strategy(2)
     valid = (np.ones((4, 1)), np.ones(4)) if is_split else from_a_shard()
     _warn_of_splitting.cache_clear()
     with fit_watched(shared, rank=0, has_shards=lambda: True, unfit=None):
         shared_model(shared).fit(from_a_shard(), validation_data=valid)
     assert ("is split already" in caplog.text) == is_split
+
+
+def test_a_callback_that_only_some_workers_have_report_by_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart only those would restore their callbacks."""
+    monkeypatch.setattr(watched_fit, "summing", lambda strategy: lambda mine: [1, 2])
+    shared = strategy(2)
+    with (
+        fit_watched(shared, rank=1, has_shards=lambda: True, unfit=None),
+        pytest.raises(ValueError, match="1 of 2 ranks have a ReportCallback"),
+    ):
+        shared_model(shared).fit(np.ones((4, 1)), np.ones(4), shuffle=False)
 
 
 def test_one_callback_needs_no_list() -> None:

@@ -40,6 +40,7 @@ def test_one_rank_stops_all(tmp_path: Path) -> None:
         os.environ["KERAS_BACKEND"] = "torch"
         import keras
         import numpy as np
+        import pytest
 
         import polytrain
         from polytrain_torch.keras import prepare_model
@@ -48,6 +49,10 @@ def test_one_rank_stops_all(tmp_path: Path) -> None:
 
         class Counts(keras.callbacks.Callback):
             batches = 0
+
+            def arrange(self, given: Any) -> None:
+                # As a ReportCallback does if no epochs are left.
+                given["epochs"] = 3
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 self.batches += 1
@@ -61,15 +66,9 @@ def test_one_rank_stops_all(tmp_path: Path) -> None:
             model.compile(optimizer="sgd", loss="mse")
             counts = Counts()
             model = prepare_model(model)
-            model.fit(
-                np.ones((8, 1)),
-                y,
-                batch_size=2,
-                epochs=3,
-                shuffle=False,
-                verbose=0,
-                callbacks=[stops, counts],
-            )
+            model.fit(np.ones((8, 1)), y, 2, 9, shuffle=False, verbose=0, callbacks=[stops, counts])
+            with pytest.raises(ValueError, match="1 of 2 ranks have a ReportCallback"):
+                model.fit(np.ones((8, 1)), y, callbacks=[counts] if rank == 0 else None)
             return counts.batches
 
         y = np.ones(8)

@@ -31,6 +31,10 @@ class StopsTogether(keras.callbacks.Callback):
         self._strategy = strategy
         self._within_epochs = any(map(_may_stop_within_epochs, callbacks))
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        # A worker may have callbacks of its own.
+        [self._within_epochs] = on_any_worker(self._strategy, self._within_epochs)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._within_epochs:
             self._agree()
@@ -39,8 +43,12 @@ class StopsTogether(keras.callbacks.Callback):
         self._agree()
 
     def _agree(self) -> None:
-        (stops,) = summing(self._strategy)([int(self.model.stop_training)])
-        self.model.stop_training = stops > 0
+        [self.model.stop_training] = on_any_worker(self._strategy, self.model.stop_training)
+
+
+def on_any_worker(strategy: tf.distribute.Strategy, *conditions: bool) -> list[bool]:
+    """Return whether each condition holds on any worker. All workers call this together."""
+    return [count > 0 for count in summing(strategy)([*map(int, conditions)])]
 
 
 class AverageStatistics(keras.callbacks.Callback):

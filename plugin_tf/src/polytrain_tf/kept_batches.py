@@ -23,7 +23,7 @@ import tensorflow as tf
 import polytrain
 from polytrain.extension import NotCleanError, Place, Survivor, survivor
 from polytrain_tf import private
-from polytrain_tf.agreeing import WITHIN_EPOCHS, overrides
+from polytrain_tf.agreeing import WITHIN_EPOCHS, on_any_worker, overrides
 from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
@@ -64,6 +64,15 @@ class KeptBatches(keras.callbacks.Callback):
         self._one = one
         self._model, self._data = given["self"], given["x"]
         self._why_not = one.why_not_within_epochs() or unsuitable(given, one.others)
+        self._counts_batches = counts_batches(one)
+        strategy = self._model.distribute_strategy
+        if strategy.num_replicas_in_sync > 1:
+            # Workers may have callbacks of their own, and keep their states together.
+            is_unsuitable, self._counts_batches = on_any_worker(
+                strategy, self._why_not is not None, self._counts_batches
+            )
+            if is_unsuitable and self._why_not is None:
+                self._why_not = "another rank has callbacks that keep it from that"
         self._survivor: Survivor = survivor()
         self._used, self._trained = used, trained
         self._epoch = 0
@@ -97,7 +106,7 @@ class KeptBatches(keras.callbacks.Callback):
     def keeping(self) -> Iterator[None]:
         """In a `with` block around the fit, have the model's steps keep the state themselves."""
         keeps = self._has_peers and self._why_not is None
-        if not keeps or self._model.jit_compile or counts_batches(self._one):
+        if not keeps or self._model.jit_compile or self._counts_batches:
             yield
             return
 

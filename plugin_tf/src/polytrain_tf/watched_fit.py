@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -84,6 +84,7 @@ def fit_watched(
             callbacks = given["callbacks"]
             listed = stack.enter_context(written_by_rank_0(callbacks, is_alone=is_alone, rank=rank))
             if not is_alone:
+                _check_reports(callbacks, strategy)
                 stack.enter_context(rows_weighted(given["self"], is_shard=shard is not None))
                 warns = OwnLossWarning(given["self"])
                 stack.enter_context(warns.looking())
@@ -203,6 +204,21 @@ def _check_adapted(model: Any, strategy: tf.distribute.Strategy) -> None:
         unequal = [name for (name, digest), total in mine if total != digest * workers]
         if unequal:
             raise unequal_layers(unequal)
+
+
+def _check_reports(callbacks: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
+    """Raise an error unless all workers or none have a callback that reports epochs.
+
+    Raises:
+        ValueError: only some have one.
+    """
+    reports = any(isinstance(each, EpochCallback) for each in callbacks)
+    have, workers = summing(strategy)([int(reports), 1])
+    if 0 < have < workers:
+        raise ValueError(
+            f"callbacks: {have} of {workers} ranks have a ReportCallback. Pass one on each: after "
+            "a restart it restores the rank's other callbacks. Only rank 0's files are kept."
+        )
 
 
 def _is_under_way(data: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
@@ -70,22 +71,27 @@ def prepare_model(model: Any) -> Any:
     return model
 
 
-def _fit_together(
-    own_fit: Any, gradients: AveragedGradients, *args: Any, callbacks: Any = None, **options: Any
-) -> Any:
-    _refuse_prepared(*args[:1], **options)
+def _fit_together(own_fit: Any, gradients: AveragedGradients, *args: Any, **options: Any) -> Any:
+    given = {"epochs": 1, "callbacks": None, **dict(zip(_ARGUMENTS, args, strict=False)), **options}
+    _refuse_prepared(**given)
     # The model may have new parameters since it was prepared.
     gradients.renew()
+    callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    listed = given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
     _refuse_own_checkpoints(listed)
+    _refuse_reports_of_some(listed)
     for each in listed:
         # ReportCallback must begin epochs before all other callbacks, and end them after all.
         if hasattr(each, "arrange"):
-            each.arrange(options)
-    callbacks = [_Together(), *options.pop("callbacks"), _StopsTogether()]
-    return own_fit(*args, callbacks=callbacks, **options)
+            each.arrange(given)
+    given["callbacks"] = [_Together(), *given["callbacks"], _StopsTogether()]
+    return own_fit(**given)
+
+
+_ARGUMENTS = tuple(inspect.signature(keras.Model.fit).parameters)[1:]
+"""The names of `fit`'s arguments, of which `ReportCallback` changes some."""
 
 
 def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) -> None:
@@ -116,6 +122,20 @@ def _refuse_own_checkpoints(callbacks: Sequence[Any]) -> None:
                 "ranks that have it, beside the run's checkpoint. Leave it out: ReportCallback "
                 "saves the run's checkpoints, and checkpointed_model() loads them."
             )
+
+
+def _refuse_reports_of_some(callbacks: Sequence[Any]) -> None:
+    """Refuse a `ReportCallback` that only some ranks have.
+
+    Raises:
+        ValueError: after a restart only those would restore their other callbacks.
+    """
+    have = gathered(any(hasattr(each, "arrange") for each in callbacks))
+    if len(set(have)) > 1:
+        raise ValueError(
+            f"callbacks: {sum(have)} of {len(have)} ranks have a ReportCallback. Pass one on each: "
+            "after a restart it restores the rank's other callbacks. Only rank 0's files are kept."
+        )
 
 
 _OWN_CHECKPOINTS = tuple(
