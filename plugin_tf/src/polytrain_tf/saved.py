@@ -220,7 +220,7 @@ def progress_of(directory: Path) -> Progress:
     return Progress(**{**values, "features": None if features is None else tuple(features)})
 
 
-def storable(value: Any) -> np.ndarray[Any, Any]:
+def storable(value: Any) -> Any:
     """Return a value as NumPy's files can hold it: bfloat16 as float32, which has its values."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
