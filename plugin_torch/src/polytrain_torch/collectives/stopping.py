@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -21,6 +23,16 @@ def any_rank(condition: bool) -> bool:
     holds = torch.full((1,), float(condition), device=device)
     dist.all_reduce(holds)
     return bool(holds.item())
+
+
+def agreed(vote: Callable[[bool], bool], *stops: bool) -> tuple[bool, ...]:
+    """Return which of several stops there are, by votes. Nearly always one vote is enough.
+
+    Args:
+        vote: `any_rank` or `any_rank_stops`.
+        stops: which of them there are on this rank.
+    """
+    return tuple(map(vote, stops)) if vote(any(stops)) else stops
 
 
 def any_rank_stops(stops: bool) -> bool:

@@ -28,7 +28,7 @@ from polytrain_torch.checkpoints.rank_parts import (
 )
 from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
-from polytrain_torch.collectives.stopping import any_rank
+from polytrain_torch.collectives.stopping import agreed, any_rank
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.randomness import (
     random_state,
@@ -125,6 +125,9 @@ class KeptSteps(TrainerCallback):
         self._epoch_began = 0
         """Number of steps when the current epoch began."""
 
+        self._left: State = {}
+        """What polytrain's checkpoint had left to do; known once the place is found."""
+
         self._finds_place = False
         """Whether the call finds its place in an epoch by what an earlier attempt has left."""
 
@@ -142,9 +145,9 @@ class KeptSteps(TrainerCallback):
         self._keeper, self._resumed = None, _Resumed()
         directory, files = self._reports.resumes_from, self._reports.files
         if directory is not None and files is not None:
-            if (directory / _FILE).exists():
+            if "own" in self._left:
                 self._resume(directory)
-            else:
+            elif self._left:
                 self._resume_saved(files)
             if state.global_step >= state.max_steps:
                 # The trainer looks at that after a step only, and would take one more.
@@ -225,13 +228,15 @@ class KeptSteps(TrainerCallback):
 
         That the last step is reached is no stop: a run may be resumed with more of them.
         """
+        if not self._end:
+            return None
         flags, state = self._flags, self._trainer.state
         is_over = state.global_step >= state.max_steps
-        stops = {
-            "should_training_stop": any_rank(flags["should_training_stop"] and not is_over),
-            "should_epoch_stop": any_rank(flags["should_epoch_stop"]),
-        }
-        return self._end_with({**dict.fromkeys(flags, False), **stops}) if self._end else None
+        training, epoch = agreed(
+            any_rank, flags["should_training_stop"] and not is_over, flags["should_epoch_stop"]
+        )
+        stops = {"should_training_stop": training, "should_epoch_stop": epoch}
+        return self._end_with({**dict.fromkeys(flags, False), **stops})
 
     def before_report(self, metrics: Mapping[str, Any]) -> None:
         """Keep the state with the report of a checkpoint, which is about to be made."""
@@ -378,20 +383,17 @@ class KeptSteps(TrainerCallback):
     # After a restart
 
     def _resume(self, directory: Path) -> None:
-        saved = loaded(directory / _FILE)
-        own, found = {"own": saved["own"]}, found_beside(directory)
+        own, found = {"own": self._left["own"]}, found_beside(directory)
         if found is not None:
             own = own_states(own, found, directory)
         self._sums.restore(own["own"]["sums"])
         self._trainer.current_flos = own["own"]["operations"]
         restore_random_states(directory)
-        self._end_again(saved["end"])
-        self._continue(saved["end"], random=random_state())
+        self._end_again(self._left["end"])
+        self._continue(self._left["end"], random=random_state())
 
     def _resume_saved(self, files: Path) -> None:
-        end = (made_by(files) or {}).get(LEFT)
-        if end is None:
-            return
+        end = self._left["end"]
         if self._is_over(end):
             self._load_random(str(files))
         # A run that begins with another one's checkpoint decides for itself.
@@ -415,22 +417,28 @@ class KeptSteps(TrainerCallback):
 
     def _place(self, own: tuple[int, int]) -> tuple[int, int]:
         """Return the epoch to begin with, and how many batches of it were trained."""
-        self._finds_place, end = False, None
-        directory, files = self._reports.resumes_from, self._reports.files
-        args = self._trainer.args
+        args, self._left = self._trainer.args, self._read_left()
         # A shard goes by the number of steps, and another run may have other epochs.
         is_shard = isinstance(self._trainer.train_dataset, Batches)
         is_again = get_context().get_attempt() > 0 and not args.ignore_data_skip
-        if directory is not None and files is not None and is_again and not is_shard:
-            is_kept = (directory / _FILE).exists()
-            end = loaded(directory / _FILE)["end"] if is_kept else (made_by(files) or {}).get(LEFT)
-        if not end or "epoch" not in end:
+        self._finds_place = bool(self._left) and is_again and not is_shard
+        if not self._finds_place:
             return own
-        self._finds_place = True
+        end = self._left["end"]
         if self._is_over(end):
             return end["epoch"] + 1, 0
         steps = self._trainer.state.global_step - end["epoch_began"]
         return end["epoch"], steps * args.gradient_accumulation_steps
+
+    def _read_left(self) -> State:
+        """Return what the checkpoint that the call resumes from had left; empty if unknown."""
+        directory, files = self._reports.resumes_from, self._reports.files
+        if directory is None or files is None:
+            return {}
+        if (directory / _FILE).exists():
+            return loaded(directory / _FILE)
+        end = (made_by(files) or {}).get(LEFT)
+        return {} if end is None else {"end": end}
 
     def _is_over(self, end: Mapping[str, Any]) -> bool:
         """Whether the training continues in the next epoch: an epoch may have been stopped."""

@@ -33,7 +33,7 @@ from polytrain_torch.checkpoints.safe_serialization import (
     save_safely,
 )
 from polytrain_torch.collectives.call_agreement import agree_on_call
-from polytrain_torch.collectives.stopping import any_rank_stops
+from polytrain_torch.collectives.stopping import agreed, any_rank_stops
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
 from polytrain_torch.transformers.adapters import (
@@ -149,10 +149,9 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             own_end(loss, grad_norm, *args, learning_rate=learning_rate)
             steps.after_end()
             control = trainer.control
-            # Nearly every step needs one vote only.
-            if any_rank_stops(control.should_training_stop or control.should_epoch_stop):
-                control.should_training_stop = any_rank_stops(control.should_training_stop)
-                control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
+            control.should_training_stop, control.should_epoch_stop = agreed(
+                any_rank_stops, control.should_training_stop, control.should_epoch_stop
+            )
 
         return end_step
 
