@@ -296,8 +296,8 @@ def test_an_epoch_that_only_the_lost_rank_has_reported_is_reported_again(
     assert result.restarts == len(deaths)
     asked = journal(result.path, "SurvivorsAsked")
     assert [(each["reason"], each["rank"]) for each in asked] == [("", 0), ("", 1)]
-    steps = sorted(step for _, step in steps_in(log))
-    assert steps == [step for step in range(1, STEPS + 1) for _ in range(2)]
+    # A rank that is left may have ended a step, and be killed before it notes that.
+    assert sorted(step for _, step in {*steps_in(log)}) == [*range(1, STEPS + 1)]
     assert state(result) == state(expected)
     assert result.history == expected.history
 
