@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from polytrain.boosting.columns import agreed_categories, as_text, codes_of, selected
+from polytrain.data.types.schemas import in_one_piece
 
 EAN = 4006381333931
 
@@ -66,6 +67,33 @@ def test_lists_of_integers_of_different_sizes_become_one() -> None:
     tables = {"train": pa.table({"x": pa.array([1], pa.int8())}), "valid": pa.table({"x": [1000]})}
     found = agreed_categories(tables, features=["x"], also=["x"], gather=lambda mine: [mine])
     assert found["x"].to_pylist() == [1, 1000]
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_lists_are_the_same_however_the_rows_are_split(is_plain: bool) -> None:
+    """As of files that were written one by one, with the categories that each had."""
+    parts = [
+        pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], pa.string())),
+        *(pa.array(names).dictionary_encode() for names in (["b", "a"], ["a", "c"], ["d", "b"])),
+    ]
+    columns = [part.cast(pa.string()) for part in parts] if is_plain else parts
+    tables = [pa.table({"x": column}) for column in columns]
+    every: list[Any] = []
+
+    def agreed(table: pa.Table, ranks: list[Any]) -> list[str]:
+        def gather(mine: Any) -> list[Any]:
+            every.append(mine)
+            return ranks or [mine]
+
+        found = agreed_categories({"train": table}, features=["x"], also=(), gather=gather)
+        return list(found["x"].to_pylist())
+
+    expected = [*"abcd"] if is_plain else [*"bacd"]
+    assert agreed(in_one_piece(pa.concat_tables(tables)), []) == expected
+    del every[:]
+    for table in tables:
+        agreed(table, [])
+    assert agreed(tables[0], every[:]) == expected
 
 
 class Name(str):

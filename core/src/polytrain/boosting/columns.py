@@ -115,21 +115,28 @@ def agreed_categories(
 ) -> dict[str, pa.Array]:
     """Agree on the categories of every category column, over all data sets and ranks.
 
-    If all ranks have the same list, as with a pandas column, that list is kept. Otherwise the
-    categories are sorted.
+    A dictionary column, as of pandas, keeps the order of its list. If ranks have other lists, new
+    categories follow, as where Arrow unifies the dictionaries of one process. The categories of
+    other columns are sorted, and also those that data sets list differently.
 
     Args:
         tables: a rank's shard "train", and the other data sets.
         features: the feature columns. Strings and dictionary columns are categories.
         also: numeric columns to treat as categories.
     """
+    kinds = {name: tables["train"].schema.field(name).type for name in features}
     mine = {
-        name: [each for table in tables.values() for each in _lists(table.column(name))]
-        for name in features
-        if name in also or is_category(tables["train"].schema.field(name).type)
+        name: {dataset: _lists(table.column(name)) for dataset, table in tables.items()}
+        for name, kind in kinds.items()
+        if name in also or is_category(kind)
     }
     by_rank = gather(mine)
-    return {name: _agreed([each for lists in by_rank for each in lists[name]]) for name in mine}
+    return {
+        name: _agreed(
+            [lists[name] for lists in by_rank], keeps_order=pa.types.is_dictionary(kinds[name])
+        )
+        for name in mine
+    }
 
 
 def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
@@ -201,14 +208,23 @@ def _integers(values: pa.Array) -> pa.Array:
     return pc.if_else(whole, values, None).cast(pa.int64(), safe=False)
 
 
-def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
-    values = lists[0].to_pylist()
-    if any(not each.equals(lists[0]) for each in lists):
-        values = sorted({value for each in lists for value in each.to_pylist()})
-    kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
-    if len({each.type for each in lists}) > 1:
+def _agreed(by_rank: Sequence[Mapping[str, Sequence[pa.Array]]], *, keeps_order: bool) -> pa.Array:
+    """Return one list of a column's categories, which ranks have listed by data set."""
+    lists = [
+        (dataset, each) for of_rank in by_rank for dataset in of_rank for each in of_rank[dataset]
+    ]
+    [first, *more] = [each for dataset, each in lists if dataset == "train"]
+    new = [each for each in more if not each.equals(first)]
+    values = [*dict.fromkeys(value for each in (first, *new) for value in each.to_pylist())]
+    others = [each for dataset, each in lists if dataset != "train"]
+    if not keeps_order or any(
+        each.to_pylist() != values or each.type != first.type for each in others
+    ):
+        values = sorted({*values, *(value for each in others for value in each.to_pylist())})
+    kind = pa.string() if pa.types.is_large_string(first.type) else first.type
+    if len({each.type for _, each in lists}) > 1:
         # A column may be int32 in one data set, and int64 or floats in another.
-        kind = pa.float64() if any(map(_has_floats, lists)) else None
+        kind = pa.float64() if any(_has_floats(each) for _, each in lists) else None
     # A new array: XGBoost doesn't take a slice of another array.
     return pa.array(values, kind)
 
