@@ -276,16 +276,17 @@ def test_a_model_that_has_stopped_early_is_continued_and_predicts_with_all_trees
 def test_early_stopping_begins_where_an_earlier_run_had_none(
     quiet: RunConfig, table: pa.Table, backend: str
 ) -> None:
-    options: dict[str, Any] = {"backend": backend, "datasets": {"valid": table[3000:]}}
-    first = fit(quiet, table[:3000], 0, num_boost_round=6, **options)
+    """Nor a data set to evaluate on."""
+    first = fit(quiet, table[:3000], 0, backend=backend, num_boost_round=6)
     more = fit(
         quiet,
         table[:3000],
         0,
+        backend=backend,
         num_boost_round=9,
+        datasets={"valid": table[3000:]},
         early_stopping_rounds=2,
         restore_from=first.checkpoint,
-        **options,
     )
     assert len(more.history) == 3
 

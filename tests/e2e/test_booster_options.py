@@ -81,10 +81,19 @@ def a_falling_rate(round_: int) -> float:
     return 0.3 * 0.9**round_
 
 
+class DrawsColumns(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+    """Draws fewer columns in later rounds."""
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        model.set_param("colsample_bynode", 0.9**epoch)
+        return False
+
+
 def rates(backend: str) -> list[Any]:
     if backend == "xgboost":
-        return [xgboost.callback.LearningRateScheduler(a_falling_rate)]
-    return [lightgbm.reset_parameter(learning_rate=a_falling_rate)]
+        return [xgboost.callback.LearningRateScheduler(a_falling_rate), DrawsColumns()]
+    fewer = {"feature_fraction_bynode": lambda round_: 0.9**round_}
+    return [lightgbm.reset_parameter(learning_rate=a_falling_rate, **fewer)]
 
 
 def with_objective(backend: str, **params: Any) -> dict[str, Any]:
@@ -100,7 +109,14 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
         backend,
         **{name: value for name, value in DRAWING[backend].items() if name != "objective"},
     ),
-    "rates": lambda backend: {"params": DRAWING[backend], "callbacks": rates(backend)},
+    "rates": lambda backend: {
+        "params": {
+            name: value
+            for name, value in DRAWING[backend].items()
+            if not name.startswith(("colsample", "feature"))
+        },
+        "callbacks": rates(backend),
+    },
 }
 
 

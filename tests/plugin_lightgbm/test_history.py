@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightgbm.basic import EvalResult
-from lightgbm.callback import CallbackEnv
 
-from polytrain_lightgbm.history import History, StoppingRule
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.history import History, StoppingRule, has_ended
 
 evaluations = st.builds(
     EvalResult,
@@ -51,22 +51,20 @@ def test_a_new_history_is_empty_and_its_own() -> None:
     assert second == History(rounds=[], best_iteration=None)
 
 
-def stopped(values: dict[str, list[float]], patience: int, **params: Any) -> int | None:
+def losses(**values: list[float]) -> list[list[EvalResult]]:
+    """The rounds of these metrics of one data set."""
+    return [
+        [EvalResult("valid", name, loss, False) for name, loss in zip(values, round_, strict=True)]
+        for round_ in zip(*values.values(), strict=True)
+    ]
+
+
+def stopped(rounds: list[list[EvalResult]], patience: int, **params: Any) -> int | None:
     """The best round by our rule, told after the round at which it ends; None if it never does."""
-    env = CallbackEnv(
-        model=None,  # type: ignore[arg-type]  # the rule doesn't look at it
-        params=params,
-        iteration=0,
-        begin_iteration=0,
-        end_iteration=100,
-        evaluation_result_list=None,
-    )
     history, rule = History(), StoppingRule(patience, total_rounds=100, params=params)
-    for round_ in zip(*values.values(), strict=True):
-        history.rounds.append(
-            [EvalResult("valid", name, v, False) for name, v in zip(values, round_, strict=True)]
-        )
-        best = rule.best_if_over(env, history)
+    for round_ in rounds:
+        history.rounds.append(round_)
+        best = rule.best_if_over(history)
         if best is not None:
             return best
     return None
@@ -87,25 +85,50 @@ def test_early_stopping_heeds_lightgbms_own_parameters(
     params: dict[str, Any], best: int | None
 ) -> None:
     """The first metric improves a little for ever, the second only for four rounds."""
-    values = {
-        "slow": [1 - 0.01 * round_ for round_ in range(12)],
-        "fast": [1.0, 0.99, 0.98, 0.97, *[2.0] * 8],
-    }
-    assert stopped(values, 3, **params) == best
+    slow = [1 - 0.01 * round_ for round_ in range(12)]
+    fast = [1.0, 0.99, 0.98, 0.97, *[2.0] * 8]
+    assert stopped(losses(slow=slow, fast=fast), 3, **params) == best
 
 
-@pytest.mark.parametrize(("losses", "is_exhausted"), [([3, 2, 1, 1], False), ([3, 1, 2, 2], True)])
-def test_rounds_that_are_over_are_no_early_stop(losses: list[float], is_exhausted: bool) -> None:
+@pytest.mark.parametrize(("falling", "is_exhausted"), [([3, 2, 1, 1], False), ([3, 1, 2, 2], True)])
+def test_rounds_that_are_over_are_no_early_stop(falling: list[float], is_exhausted: bool) -> None:
     """After the last round the best one is known in any case."""
-    env = CallbackEnv(
-        model=None,  # type: ignore[arg-type]  # as above
-        params={},
-        iteration=3,
-        begin_iteration=0,
-        end_iteration=4,
-        evaluation_result_list=None,
-    )
-    history = History(rounds=[[EvalResult("valid", "l2", loss, False)] for loss in losses])
     rule = StoppingRule(2, total_rounds=4, params={})
-    assert rule.best_if_over(env, history) == 1 + losses.index(1)
+    assert rule.best_if_over(History(rounds=losses(loss=falling))) == 1 + falling.index(1)
     assert rule.is_exhausted == is_exhausted
+
+
+@pytest.mark.parametrize("before", [[[]] * 3, losses(other=[0.1, 0.2]), losses(loss=[0.1], b=[1])])
+def test_rounds_of_an_earlier_run_with_other_metrics_do_not_count(before: Any) -> None:
+    rule = StoppingRule(2, total_rounds=100, params={})
+    rounds = [*before, *losses(loss=[3, 2, 2, 2])]
+    assert rule.best_if_over(History(rounds=rounds[:-1])) is None
+    assert rule.best_if_over(History(rounds=rounds)) == len(before) + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "is_over", "best"),
+    [
+        ({"early_stopping_rounds": 2}, False, 3),
+        ({"early_stopping_rounds": 1}, False, 1),
+        ({"early_stopping_rounds": 3}, False, None),
+        ({}, False, None),
+        ({"early_stopping_rounds": 3, "callbacks": [print]}, False, None),
+        ({"early_stopping_rounds": 3, "callbacks": [print]}, True, 3),
+        ({"early_stopping_rounds": 3}, True, None),
+    ],
+    ids=str,
+)
+def test_a_run_that_has_ended_ends_one_that_continues_it_by_that_ones_options(
+    options: dict[str, Any], is_over: bool, best: int | None
+) -> None:
+    """The earlier one had a patience of two rounds."""
+    rounds = losses(loss=[2, 3, 1, 4, 4])
+    history = History(rounds=rounds, best_iteration=10 + 3, is_over=is_over, given_iterations=10)
+    assert has_ended(history, LightGBM(num_boost_round=20, **options)) is (best is not None)
+    assert history.best_iteration == 10 + (best or 3)
+
+
+def test_a_run_that_a_callback_has_ended_need_not_have_metrics() -> None:
+    history = History(rounds=[[], []], best_iteration=1, is_over=True)
+    assert not has_ended(history, LightGBM(early_stopping_rounds=2))

@@ -134,6 +134,11 @@ class LightGBM(Booster):
         return next((name for name, is_set in others.items() if is_set), None)
 
     @property
+    def ignores_patience(self) -> bool:
+        """Whether `early_stopping_rounds` is set, and LightGBM doesn't stop early."""
+        return self.early_stopping_rounds is not None and self._boosting == "dart"
+
+    @property
     def needs_all_rounds(self) -> bool:
         """Whether a restart repeats all rounds.
 

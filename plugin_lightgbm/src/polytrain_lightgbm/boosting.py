@@ -24,7 +24,7 @@ from polytrain_lightgbm.leaves import Leaves
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
 from polytrain_lightgbm.private import begin_record, is_recording, merge
-from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.rounds import RowDraws, evaluated, reset_draws
 from polytrain_lightgbm.train_metrics import TrainMetrics
 
 logger = logging.getLogger(__name__)
@@ -136,10 +136,7 @@ class Boosting:
         options, history = self.options, self.history
         # LightGBM counts the iterations of `init_model` too.
         given = history.given_iterations
-        patience, total = options.early_stopping_rounds, options.num_boost_round
-        rule = None
-        if patience is not None:
-            rule = StoppingRule(patience, total_rounds=total, params=options.params)
+        total, rule = options.num_boost_round, StoppingRule.of(options)
         metrics_of_train = (
             TrainMetrics(booster, options, agreement.rows["train"], self.collective)
             if options.eval_train
@@ -154,10 +151,6 @@ class Boosting:
             evaluation_result_list=None,
         )
         first, model = len(history.rounds), booster
-        if first > 0:
-            # A new booster has LightGBM's own seeds. One that is this round's already would draw on
-            # from where it is.
-            booster.reset_parameter(column_seeds(options, first - 1))
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
@@ -174,10 +167,7 @@ class Boosting:
             )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, model=model, evaluation_result_list=evaluations)
-            best, is_over = None, False
-            if rule is not None:
-                best = rule.best_if_over(after, history)
-                is_over = rule.is_exhausted
+            best, is_over = None if rule is None else rule.best_if_over(history), False
             if round_ == first:
                 _begin_records(options.callbacks, after)
             try:
@@ -217,15 +207,14 @@ class Boosting:
         leaves: Leaves | None,
         round_: int,
     ) -> None:
-        columns, objective = column_seeds(self.options, round_), self.options.objective
-        if leaves is not None:
-            columns |= leaves.before_round()
+        options, rate = self.options, {} if leaves is None else leaves.before_round()
+        objective = options.objective
 
         def gradients(scores: Any, train: lightgbm.Dataset) -> Any:
             found = objective(scores, train)
             # Not earlier: in the first round LightGBM resets its parameters before it asks for
             # gradients, and draws columns again.
-            booster.reset_parameter(columns)
+            reset_draws(booster, options, round_)
             self.in_step()
             return found
 
@@ -233,7 +222,7 @@ class Boosting:
         if callable(objective):
             fobj = gradients
         else:
-            booster.reset_parameter(columns)
+            reset_draws(booster, options, round_, **rate)
         self.in_step()
         if draws is None:
             booster.update(fobj=fobj)
@@ -248,6 +237,11 @@ def _warn(options: LightGBM, begins_with_model: bool) -> None:
             "LightGBM takes what the model to continue predicts in place of the initial scores in "
             "the column %r. Leave init_score out.",
             options.init_score,
+        )
+    if options.ignores_patience:
+        logger.warning(
+            "LightGBM doesn't stop early with boosting='dart', which changes earlier trees: the "
+            "run has all of its rounds. Leave early_stopping_rounds out."
         )
     if options.averages_leaves:
         logger.warning(

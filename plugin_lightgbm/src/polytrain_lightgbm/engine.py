@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
 from polytrain_lightgbm.collective import Collective, connected
 from polytrain_lightgbm.datasets import halves, predicted
-from polytrain_lightgbm.history import History
+from polytrain_lightgbm.history import History, has_ended
 from polytrain_lightgbm.kept_rounds import KeptRounds, can_keep
 from polytrain_lightgbm.names import as_lightgbm_has_it
 from polytrain_lightgbm.network import (
@@ -92,10 +93,10 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)
-        # A run from another run's checkpoint may lack the option or callback that ended that run.
-        may_stop = options.early_stopping_rounds is not None or bool(options.callbacks)
-        done, over = len(self._history.rounds), may_stop and self._history.is_over
-        if model is not None and (done >= options.num_boost_round or over):
+        done = len(self._history.rounds)
+        if model is not None and (
+            done >= options.num_boost_round or has_ended(self._history, options)
+        ):
             return model
         self._history.best_iteration, self._history.is_over = None, False
         if options.needs_all_rounds:
@@ -147,8 +148,12 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         return by_two_machines(first, second, ports=me.ports)
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
+        history = self._history
+        if history.best_iteration is None and model.best_iteration > 0:
+            # An estimator's model, for workers that predict.
+            history = replace(history, best_iteration=model.best_iteration)
         # Save all trees: a restart resumes from the last round, not from the best.
-        self._save(model, -1, self._history, directory)
+        self._save(model, -1, history, directory)
 
     def _save(
         self, model: lightgbm.Booster, iterations: int, history: History, directory: Path

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightgbm
 from lightgbm.basic import EvalResult
 from lightgbm.callback import CallbackEnv, EarlyStopException
+
+from polytrain_lightgbm.backend import LightGBM
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class History:
     """Number of the model's best iteration, from 1, once training has ended."""
 
     is_over: bool = False
-    """Whether early stopping or a callback has ended training, and not the number of rounds."""
+    """Whether a callback has ended training."""
 
     given_iterations: int = 0
     """Iterations of the user's model that the run continues; 0 without one."""
@@ -70,25 +72,38 @@ class StoppingRule:
             for _ in range(2)
         )
         self._total_rounds = total_rounds
+        self._first = 0
         self._seen = 0
         self.is_exhausted = False
         """Whether the rule would have ended a run of more rounds, too."""
 
-    def best_if_over(self, env: CallbackEnv, history: History) -> int | None:
+    @classmethod
+    def of(cls, options: LightGBM) -> StoppingRule | None:
+        """Return a run's rule; None without one, or if LightGBM wouldn't follow it."""
+        patience = options.early_stopping_rounds
+        if patience is None or options.ignores_patience:
+            return None
+        return cls(patience, total_rounds=options.num_boost_round, params=options.params)
+
+    def best_if_over(self, history: History) -> int | None:
         """Return the best round's number, from 1, if LightGBM would stop now; None otherwise.
 
         Args:
-            env: LightGBM's environment of the last round.
-            history: the history up to that round. Rounds before a restart are replayed.
+            history: the history up to the last round. Rounds before a restart are replayed, except
+                those of an earlier run that had other metrics or data sets.
         """
-        for round_ in range(self._seen, len(history.rounds)):
+        rounds = history.rounds
+        if self._seen == 0:
+            self._first = self._seen = _first_with_these_metrics(rounds)
+        for round_ in range(self._seen, len(rounds)):
             self._seen += 1
-            now = replace(
-                env,
+            now = CallbackEnv(
+                model=None,  # type: ignore[arg-type]  # it names "train", which isn't in the history
+                params={},
                 iteration=round_,
-                begin_iteration=0,
+                begin_iteration=self._first,
                 end_iteration=self._total_rounds,
-                evaluation_result_list=history.rounds[round_],
+                evaluation_result_list=rounds[round_],
             )
             # After the last round LightGBM stops in any case.
             later = replace(now, end_iteration=self._total_rounds + 1)
@@ -99,6 +114,24 @@ class StoppingRule:
         return None
 
 
+def has_ended(history: History, options: LightGBM) -> bool:
+    """Return whether early stopping or a callback has ended training, by this run's options.
+
+    The history may be another run's, which had a callback or less patience. If this run's rule ends
+    it, the best iteration becomes the one that the rule finds.
+    """
+    if history.best_iteration is None:
+        return False
+    if history.is_over and options.callbacks:
+        return True
+    rule = StoppingRule.of(options) if history.rounds[-1] else None
+    best = None if rule is None else rule.best_if_over(history)
+    if rule is None or best is None or not rule.is_exhausted:
+        return False
+    history.best_iteration = history.given_iterations + best
+    return True
+
+
 def _best(rule: Any, env: CallbackEnv) -> int | None:
     """Return the best round's number, from 1, if a rule stops after this round."""
     try:
@@ -106,3 +139,15 @@ def _best(rule: Any, env: CallbackEnv) -> int | None:
     except EarlyStopException as stop:
         return int(stop.best_iteration) + 1
     return None
+
+
+def _first_with_these_metrics(rounds: Sequence[list[EvalResult]]) -> int:
+    """Return the number of the first round, from 0, since which metrics are those of the last."""
+    first = len(rounds)
+    while first > 0 and _metrics_of(rounds[first - 1]) == _metrics_of(rounds[-1]):
+        first -= 1
+    return first
+
+
+def _metrics_of(results: Sequence[EvalResult]) -> list[tuple[str, str]]:
+    return [(each.dataset_name, each.metric_name) for each in results]

@@ -83,18 +83,32 @@ class RowDraws:
         return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
 
 
-def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
-    """Return seeds that make a round's columns and random thresholds depend on its number alone.
+def reset_draws(booster: lightgbm.Booster, options: LightGBM, round_: int, **others: Any) -> None:
+    """Make a round's columns and random thresholds depend only on its number.
 
     LightGBM's generators continue from round to round and aren't in the model. A new seed makes
     LightGBM create new generators.
+
+    Args:
+        others: further parameters to reset.
     """
-    params, found = options.params, {}
-    fractions = (value(params, f"feature_fraction{part}", 1) for part in ("", "_bynode"))
+    if round_ > 0:
+        before = _seeds(booster, options, round_ - 1)
+        if not before.items() <= booster.params.items():
+            # A booster may have this round's seeds already, and would draw on from where it is.
+            booster.reset_parameter(before)
+    booster.reset_parameter({**_seeds(booster, options, round_), **others})
+
+
+def _seeds(booster: lightgbm.Booster, options: LightGBM, round_: int) -> dict[str, Any]:
+    # Callbacks may have changed the booster's parameters.
+    now, given, found = booster.params, options.params, {}
+    fractions = (value(now, f"feature_fraction{part}", 1) for part in ("", "_bynode"))
     if any(float(fraction) != 1 for fraction in fractions):
-        found["feature_fraction_seed"] = params.get("feature_fraction_seed", options.seed) + round_
-    if value(params, "extra_trees", False):
-        found["extra_seed"] = params.get("extra_seed", options.seed) + round_
+        seed = given.get("feature_fraction_seed", options.seed)
+        found["feature_fraction_seed"] = int(seed) + round_
+    if value(now, "extra_trees", False):
+        found["extra_seed"] = int(given.get("extra_seed", options.seed)) + round_
     return found
 
 

@@ -108,7 +108,9 @@ class Boosting:
             # XGBoost starts to learn position biases only in round 0.
             round_ = done if options.needs_all_rounds else before + done
             if leaves is None:
-                boost(booster, data, round_=round_, options=options, params=self.params)
+                # Callbacks may have changed some.
+                params = {**self.params, **history.params}
+                boost(booster, data, round_=round_, options=options, params=params)
             scores = evaluated(
                 booster if leaves is None else leaves.boost(round_),
                 data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,10 +166,18 @@ def is_exhausted(
         # "mape" is minimized, although its name starts with "map".
         maximize = metric.startswith(_MAXIMIZED) and metric != "mape"
     best = booster.attr("best_score")
+    if len({_watched(scores) for scores in history[-2:]}) > 1:
+        # It is the score of an earlier run's metric.
+        best = None
     if best is None or (score > float(best) if maximize else score < float(best)):
         iteration = booster.num_boosted_rounds() - 1
         booster.set_attr(best_score=repr(score), best_iteration=str(iteration))
     return has_stopped(booster, patience)
+
+
+def _watched(scores: Sequence[Score]) -> tuple[str, str] | None:
+    """Return the data set and the metric that early stopping looks at; None without metrics."""
+    return (scores[-1].dataset, scores[-1].metric) if scores else None
 
 
 def has_stopped(booster: xgboost.Booster, patience: int) -> bool:
