@@ -237,7 +237,10 @@ def test_a_saved_model_is_one_of_xgboosts_own_estimators(cls: Any, tmp_path: Pat
     ours, theirs = fitted(cls), THEIRS[cls]()
     ours.save_model(tmp_path / "model.ubj")
     theirs.load_model(tmp_path / "model.ubj")
-    again = cls().load_model(tmp_path / "model.ubj")
+    again = cls(n_estimators=1, scaling_config=HERE).fit(
+        iris.data[["petal width (cm)"]], iris.target
+    )
+    again.load_model(tmp_path / "model.ubj")
     for estimator in (ours, again):
         np.testing.assert_array_equal(estimator.feature_importances_, theirs.feature_importances_)
         np.testing.assert_array_equal(estimator.apply(iris.data), theirs.apply(iris.data))
@@ -251,13 +254,42 @@ def test_a_saved_model_is_one_of_xgboosts_own_estimators(cls: Any, tmp_path: Pat
         assert (ours.n_classes_, again.n_classes_) == (3, 3)
 
 
+def test_a_model_that_xgboost_has_trained_on_an_array_is_loaded_and_continued(
+    tmp_path: Path,
+) -> None:
+    features, target = load_iris(return_X_y=True)
+    theirs = xgboost.XGBRegressor(n_estimators=3).fit(features, target)
+    theirs.save_model(tmp_path / "model.ubj")
+    ours = PolytrainXGBRegressor(n_estimators=2, scaling_config=HERE)
+    ours.load_model(tmp_path / "model.ubj")
+    np.testing.assert_array_equal(ours.predict(features), theirs.predict(features))
+    np.testing.assert_array_equal(ours.feature_importances_, theirs.feature_importances_)
+    ours.fit(features, target, xgb_model=tmp_path / "model.ubj")
+    assert ours.get_booster().num_boosted_rounds() == 5
+
+
+def test_lightgbms_numbers_of_categories_are_what_a_model_without_lists_knows(
+    tmp_path: Path,
+) -> None:
+    features, target = load_iris(return_X_y=True)
+    features[:, 3] = np.floor(features[:, 3])
+    data = lightgbm.Dataset(features, target, categorical_feature=[3])
+    theirs = lightgbm.train({"verbosity": -1, "min_data_per_group": 1}, data, 3)
+    theirs.save_model(tmp_path / "model.txt")
+    ours = PolytrainLGBMRegressor().load_model(tmp_path / "model.txt")
+    np.testing.assert_array_equal(ours.predict(features), theirs.predict(features))
+
+
 @pytest.mark.parametrize("cls", LGBM)
 def test_a_saved_model_is_lightgbms_own(cls: Any, tmp_path: Path) -> None:
     iris = load_iris(as_frame=True)
     ours = fitted(cls)
     ours.save_model(tmp_path / "model.txt")
     theirs = lightgbm.Booster(model_file=tmp_path / "model.txt")
-    again = cls().load_model(tmp_path / "model.txt")
+    again = cls(n_estimators=1, scaling_config=HERE).fit(
+        iris.data[["petal width (cm)"]], iris.target
+    )
+    again.load_model(tmp_path / "model.txt")
     for estimator in (ours, again):
         np.testing.assert_array_equal(estimator.feature_importances_, theirs.feature_importance())
         leaves = theirs.predict(iris.data, pred_leaf=True)
@@ -283,6 +315,25 @@ def test_what_was_evaluated_is_kept_as_lightgbm_has_it() -> None:
     values = ours.evals_result_["validation_0"]["l2"]
     assert ours.best_iteration_ == int(np.argmin(values)) + 1
     assert ours.best_score_ == {"validation_0": {"l2": min(values)}}
+
+
+def test_the_best_round_of_a_continued_model_has_its_score() -> None:
+    """It counts the rounds before, which have no values; and one name begins with another."""
+    iris = load_iris(as_frame=True)
+    half = iris.data[1::2], iris.target[1::2]
+    begun = fitted(PolytrainLGBMRegressor)
+    ours = PolytrainLGBMRegressor(n_estimators=30, early_stopping_rounds=2, scaling_config=HERE)
+    ours.fit(
+        iris.data[::2],
+        iris.target[::2],
+        eval_set=[half, half],
+        eval_names=["half", "half-again"],
+        init_model=begun,
+    )
+    values = ours.evals_result_["half"]["l2"]
+    assert ours.evals_result_["half-again"] == {"l2": values}
+    assert ours.best_iteration_ == 12 + int(np.argmin(values)) + 1
+    assert ours.best_score_["half"] == {"l2": min(values)}
 
 
 @pytest.mark.sweep(one_in=2)
@@ -313,7 +364,12 @@ def test_categories_of_polars_are_taken(cls: Any) -> None:
 @pytest.mark.parametrize("cls", [PolytrainXGBClassifier, PolytrainLGBMClassifier])
 def test_many_rows_are_predicted_by_the_workers(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     features, label = load_iris(return_X_y=True, as_frame=True)
-    model = cls(n_estimators=3, scaling_config=ScalingConfig(num_workers=2)).fit(features, label)
+    model = cls(
+        n_estimators=60, early_stopping_rounds=2, scaling_config=ScalingConfig(num_workers=2)
+    )
+    wrong = np.random.default_rng(0).permutation(label)
+    model.fit(features, label, eval_set=[(features, wrong)])
+    assert len(model.result_.history) < 60
     expected = model.predict_proba(features)
     for module in ("boosting.estimators", "prediction.predict"):
         monkeypatch.setattr(f"polytrain.{module}.PART_ROWS", 40)

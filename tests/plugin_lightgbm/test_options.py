@@ -168,6 +168,7 @@ def test_a_callback_that_a_restart_would_break_is_refused() -> None:
 
     found = problems(callbacks=[lightgbm.early_stopping(3), lightgbm.record_evaluation({})])
     assert "early_stopping_rounds" in found["callbacks"].remedy
+    assert "callbacks=[" in problems(callbacks=lightgbm.log_evaluation())["callbacks"].remedy
 
 
 def test_every_refused_parameter_is_reported() -> None:

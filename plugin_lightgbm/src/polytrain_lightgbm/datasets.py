@@ -235,7 +235,8 @@ def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbe
     """
     names = model.feature_name()
     lists = model.pandas_categorical or []
-    columns = model.params.get("categorical_feature") or []
+    # A model without lists takes the numbers of categories themselves.
+    columns = (model.params.get("categorical_feature") or []) if lists else []
     categories = {
         names[column]: pa.array(values) for column, values in zip(columns, lists, strict=True)
     }
@@ -288,7 +289,7 @@ def _with_those_of(
             f"{len(categories)}: {', '.join(categories)}. Set categorical=[…] as it was."
         )
     return {
-        name: pa.array([*old, *(each for each in values.to_pylist() if each not in old)])
+        name: pa.array([*dict.fromkeys([*old, *values.to_pylist()])])
         for old, (name, values) in zip(known, categories.items(), strict=True)
     }
 

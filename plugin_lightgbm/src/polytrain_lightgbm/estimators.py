@@ -287,7 +287,10 @@ class _LGBMEstimator(BackendEstimator):
     @property
     def best_score_(self) -> dict[str, dict[str, float]]:
         """Evaluation set → metric → its value after the best, or last, round."""
-        best = self.best_iteration_
+        rounds = self.booster_.current_iteration()
+        # The best iteration counts those of `init_model`, which have no values.
+        given = rounds - len(self.result_.history)
+        best = (self.best_iteration_ or rounds) - given
         return {
             name: {metric: values[best - 1] for metric, values in metrics.items()}
             for name, metrics in self._evaluations.items()

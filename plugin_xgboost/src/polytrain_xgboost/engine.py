@@ -38,7 +38,7 @@ from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
 from polytrain_xgboost.kept_rounds import KeptRounds, can_keep
-from polytrain_xgboost.matrices import prediction_matrix
+from polytrain_xgboost.matrices import features_of, prediction_matrix
 from polytrain_xgboost.parameters import device_for
 
 MODEL_FILE = "model.ubj"
@@ -150,7 +150,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     def model_columns(self, directory: Path, columns: Sequence[str], **options: Any) -> list[str]:
         margin = self._options.base_margin
-        features = self.load(directory).feature_names or []
+        features = features_of(self.load(directory))
         return [*features, *([margin] if margin in columns else [])]
 
     def predict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -107,10 +108,10 @@ class _XGBEstimator(BackendEstimator):
             callbacks.append(xgboost.callback.EvaluationMonitor(period=int(verbose)))
         if isinstance(xgb_model, xgboost.XGBModel | _XGBEstimator):
             xgb_model = xgb_model.get_booster()
-        if isinstance(xgb_model, xgboost.Booster) and xgb_model.feature_names is None:
-            # The model was trained on an array.
-            xgb_model = xgb_model.copy()
-            xgb_model.feature_names = self.model_features(xgb_model)
+        if isinstance(xgb_model, str | os.PathLike):
+            xgb_model = self.read_model(os.fspath(xgb_model))
+        if isinstance(xgb_model, xgboost.Booster):
+            xgb_model = _with_names(xgb_model)
         if feature_weights is not None:
             if "feature_weights" in self._given:
                 raise ValueError("feature_weights is given to the estimator and to fit: leave one")
@@ -216,10 +217,10 @@ class _XGBEstimator(BackendEstimator):
         return self._predicted(X, score=base_margin, **options)
 
     def read_model(self, path: str) -> xgboost.Booster:
-        return xgboost.Booster(model_file=path)
+        return _with_names(xgboost.Booster(model_file=path))
 
     def model_features(self, model: xgboost.Booster) -> list[str]:
-        return list(model.feature_names or (f"x{n}" for n in range(model.num_features())))
+        return list(model.feature_names)
 
     def get_booster(self) -> xgboost.Booster:
         """Return the trained booster."""
@@ -457,6 +458,14 @@ def _of_queries(rows: Rows) -> Rows:
             )
         weight = np.repeat(np.asarray(weight), sizes)
     return Rows(X=X, y=rows.y, weight=weight, score=rows.score, query=query)
+
+
+def _with_names(model: xgboost.Booster) -> xgboost.Booster:
+    """Return the model, or a copy with names for the features of an array."""
+    if model.feature_names is None:
+        model = model.copy()
+        model.feature_names = [f"x{number}" for number in range(model.num_features())]
+    return model
 
 
 def _learner(model: xgboost.Booster) -> dict[str, Any]:

@@ -151,6 +151,21 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     return binning.reference_for(model, own_bins, sample, binning.ends(table))
 
 
+def features_of(model: xgboost.Booster) -> list[str]:
+    """Return the names of a model's features, in their order.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if model.feature_names is None:
+        raise ValueError(
+            "The model doesn't know the names of its features: it was trained on an array. Pass "
+            "feature_names=[…] to the xgboost.DMatrix that it is trained on, or predict with "
+            "result.load_model().predict(…)."
+        )
+    return list(model.feature_names)
+
+
 def prediction_matrix(
     table: pa.Table, model: xgboost.Booster, *, base_margin: str | None
 ) -> xgboost.DMatrix:
@@ -163,7 +178,7 @@ def prediction_matrix(
     """
     lists = model.get_categories(export_to_arrow=True).to_arrow()
     categories = {name: values for name, values in lists if values is not None}
-    names = model.feature_names or []
+    names = features_of(model)
     margin = base_margin if base_margin in table.column_names else None
     features = with_numbers(
         selected(table, names), [name for name in names if name not in categories]

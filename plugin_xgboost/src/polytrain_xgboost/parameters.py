@@ -317,13 +317,8 @@ def function_problems(**functions: Any) -> Iterator[Problem]:
             )
 
 
-def callback_problems(callbacks: Any) -> Iterator[Problem]:
+def callback_problems(callbacks: Sequence[Any]) -> Iterator[Problem]:
     """Yield the problems of the option `callbacks`, without importing XGBoost."""
-    if not isinstance(callbacks, Sequence):
-        yield Problem(
-            field="callbacks", what=f"{callbacks!r} is not a list", remedy="Pass callbacks=[…]"
-        )
-        return
     for callback in callbacks:
         if not is_instance_of(callback, "xgboost", "TrainingCallback"):
             yield Problem(

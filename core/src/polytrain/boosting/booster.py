@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 from polytrain.boosting.problems import (
+    CALLBACKS,
     COLUMN,
     PARAMS,
     categorical_problems,
@@ -84,7 +85,7 @@ class Booster(Backend):
     """Stop when a metric of a data set besides "train" hasn't improved for this many rounds. The
     framework decides which metrics count."""
 
-    callbacks: Sequence[Any] = ()
+    callbacks: Annotated[Sequence[Any], CALLBACKS] = ()
     """Callbacks, as for the framework's own `train`. Every worker calls them."""
 
     bin_sample_rows: Annotated[
@@ -171,7 +172,7 @@ class Booster(Backend):
         columns = {**numbers, self.query_option: self.query_column}
         wrong = list(field_problems(self, ""))
         yield from wrong
-        if any(problem.field in columns for problem in wrong):
+        if any(problem.field in (*columns, "callbacks") for problem in wrong):
             return
         besides = self.columns_besides_features
         if isinstance(self.params, Mapping):

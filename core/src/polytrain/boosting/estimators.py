@@ -112,6 +112,9 @@ class BackendEstimator(BaseEstimator, ABC):
         loaded classifier are 0, 1, ….
         """
         self.model_ = self.read_model(os.fspath(fname))
+        for name in ("result_", "feature_names_in_"):
+            # Of an earlier fit.
+            self.__dict__.pop(name, None)
         self._feature_names: Sequence[str] | None = None
         self.n_features_in_ = len(self.model_features(self.model_))
         return self
@@ -168,12 +171,15 @@ class BackendEstimator(BaseEstimator, ABC):
         """Evaluation set → metric → its value after each round."""
         check_is_fitted(self, "result_")
         found: dict[str, dict[str, list[float]]] = {}
+        # The longest first: one name may begin with another.
+        datasets = sorted(self._eval_names, key=len, reverse=True)
         for round_ in self.result_.history:
             for name, value in round_.items():
-                for dataset in self._eval_names:
+                for dataset in datasets:
                     if name.startswith(f"{dataset}-"):
                         metric = name.removeprefix(f"{dataset}-")
                         found.setdefault(dataset, {}).setdefault(metric, []).append(value)
+                        break
         return found
 
     def __sklearn_tags__(self) -> Any:

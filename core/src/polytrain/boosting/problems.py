@@ -53,8 +53,15 @@ def _a_dict(given: Any) -> Iterator[Wrong]:
         yield f"{quoted(given)} is not a dict", "Pass params={…}"
 
 
+def _a_list(given: Any) -> Iterator[Wrong]:
+    """Yield the reason if this can't be `callbacks`."""
+    if not isinstance(given, Sequence):
+        yield f"{quoted(given)} is not a list", "Pass callbacks=[…]"
+
+
 COLUMN = Checked(_one_column)
 PARAMS = Checked(_a_dict)
+CALLBACKS = Checked(_a_list)
 
 
 def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
