@@ -98,7 +98,7 @@ class StoppingRule:
         for round_ in range(self._seen, len(rounds)):
             self._seen += 1
             now = CallbackEnv(
-                model=None,  # type: ignore[arg-type]  # it names "train", which isn't in the history
+                model=None,  # it names "train", which isn't in the history
                 params={},
                 iteration=round_,
                 begin_iteration=self._first,

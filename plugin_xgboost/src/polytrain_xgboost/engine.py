@@ -151,7 +151,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     def model_columns(self, directory: Path, columns: Sequence[str], **options: Any) -> list[str]:
         margin = self._options.base_margin
         features = features_of(self.load(directory))
-        return [*features, *([margin] if margin in columns else [])]
+        return features if margin is None or margin not in columns else [*features, margin]
 
     def predict(
         self, model: xgboost.Booster, table: pa.Table, **options: Any
