@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Diverged
 from polytrain.events.notices import Rollback
@@ -26,6 +27,10 @@ def attempt_of(*failures: Failure, **changes: Any) -> FailedAttempt:
     return dataclasses.replace(failed_attempt(failures, world_size=2), **changes)
 
 
+def policy_of(*, rollbacks: tuple[str, ...] = (), **config: Any) -> FailurePolicy:
+    return FailurePolicy(config=FailureConfig(**config), rollbacks=rollbacks)
+
+
 LOST = attempt_of(failure(FailureKind.WORKER_LOST))
 BUG = attempt_of(failure(FailureKind.USER_ERROR, message="ValueError: no", step=3))
 PREEMPTED = attempt_of(failure(FailureKind.PREEMPTED))
@@ -33,30 +38,30 @@ PREEMPTED = attempt_of(failure(FailureKind.PREEMPTED))
 
 @given(max_failures=st.integers(0, 20), failures=st.integers(1, 25))
 def test_the_budget_is_spent_exactly(max_failures: int, failures: int) -> None:
-    decision = FailurePolicy(max_failures=max_failures).decide([LOST] * failures)
+    decision = policy_of(max_failures=max_failures).decide([LOST] * failures)
     assert decision.restart == (failures <= max_failures)
 
 
 def test_minus_one_is_any_number() -> None:
-    assert FailurePolicy(max_failures=-1).decide([LOST] * 1000).restart
+    assert policy_of(max_failures=-1).decide([LOST] * 1000).restart
 
 
 def test_reasons_name_the_number_of_the_failure_and_the_limit() -> None:
-    assert "failure 1 of max_failures=2" in FailurePolicy(max_failures=2).decide([LOST]).reason
-    assert "no restart is left" in FailurePolicy(max_failures=2).decide([LOST] * 3).reason
-    assert FailurePolicy().decide([LOST]).reason == "max_failures=0 allows no restart"
-    assert "unlimited" in FailurePolicy(max_failures=-1).decide([LOST]).reason
+    assert "failure 1 of max_failures=2" in policy_of(max_failures=2).decide([LOST]).reason
+    assert "no restart is left" in policy_of(max_failures=2).decide([LOST] * 3).reason
+    assert policy_of().decide([LOST]).reason == "max_failures=0 allows no restart"
+    assert "unlimited" in policy_of(max_failures=-1).decide([LOST]).reason
 
 
 def test_a_bug_that_repeats_itself_is_not_retried() -> None:
-    decision = FailurePolicy(max_failures=-1).decide([BUG, BUG])
+    decision = policy_of(max_failures=-1).decide([BUG, BUG])
     assert not decision.restart
     assert "step 3" in decision.reason
 
 
 def test_data_that_are_refused_are_not_tried_again() -> None:
     root = failure(FailureKind.USER_ERROR, message="polytrain.errors.BadDataError: label: no")
-    decision = FailurePolicy(max_failures=-1).decide([attempt_of(root)])
+    decision = policy_of(max_failures=-1).decide([attempt_of(root)])
     assert not decision.restart
     assert "the data would be the same" in decision.reason
 
@@ -66,7 +71,7 @@ def test_the_time_of_day_in_a_message_makes_no_difference() -> None:
         attempt_of(failure(FailureKind.USER_ERROR, message=f"XGBoostError: [{time}] no"))
         for time in ("15:21:10", "15:21:14")
     ]
-    assert not FailurePolicy(max_failures=-1).decide(messages).restart
+    assert not policy_of(max_failures=-1).decide(messages).restart
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_the_time_of_day_in_a_message_makes_no_difference() -> None:
     ids=["another step", "another exception", "another kind"],
 )
 def test_what_differs_from_the_attempt_before_is_retried(before: Failure) -> None:
-    assert FailurePolicy(max_failures=2).decide([attempt_of(before), BUG]).restart
+    assert policy_of(max_failures=2).decide([attempt_of(before), BUG]).restart
 
 
 def raised(message: str, *, rank: int = 0, step: int = 3) -> Failure:
@@ -124,7 +129,7 @@ GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer
 def test_whatever_comes_again_at_the_same_step_ends_the_run(
     first: list[Failure], second: list[Failure]
 ) -> None:
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     attempts = [attempt_of(*first), attempt_of(*second)]
     assert policy.decide(attempts[:1]).restart
     decision = policy.decide(attempts)
@@ -133,7 +138,7 @@ def test_whatever_comes_again_at_the_same_step_ends_the_run(
     # It is no repetition where a checkpoint was committed meanwhile.
     further = dataclasses.replace(attempts[1], progress=3)
     assert policy.decide([attempts[0], further]).restart
-    assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide(attempts).restart
+    assert policy_of(max_failures=-1, retry_user_errors=True).decide(attempts).restart
 
 
 def in_function(name: str, *, line: int, step: int, message: str = "ValueError: no") -> Failure:
@@ -147,7 +152,7 @@ def in_function(name: str, *, line: int, step: int, message: str = "ValueError: 
 def test_an_error_of_the_same_line_without_progress_ends_the_run_whatever_it_says() -> None:
     before = attempt_of(in_function("read", line=7, step=5, message="ValueError: row 81 is bad"))
     again = in_function("read", line=7, step=3, message="ValueError: row 12 is bad")
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     decision = policy.decide([before, attempt_of(again)])
     assert not decision.restart
     assert "the same error at step 5, and this one came only to step 3" in decision.reason
@@ -159,7 +164,7 @@ def test_an_error_of_the_same_line_without_progress_ends_the_run_whatever_it_say
 def test_what_a_survivor_has_saved_is_no_progress_of_a_rank() -> None:
     """A bug two steps after each start comes again, though each start is two steps further."""
     before = attempt_of(in_function("read", line=7, step=2))
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     decision = policy.decide([before, attempt_of(in_function("read", line=7, step=4), rescued=2)])
     assert not decision.restart
     assert "step 4, 2 of which a survivor's state had spared it" in decision.reason
@@ -181,7 +186,7 @@ def test_what_a_survivor_has_saved_is_no_progress_of_a_rank() -> None:
 )
 def test_an_error_of_another_cause_is_retried(other: Failure) -> None:
     before = attempt_of(in_function("read", line=7, step=5))
-    assert FailurePolicy(max_failures=2).decide([before, attempt_of(other)]).restart
+    assert policy_of(max_failures=2).decide([before, attempt_of(other)]).restart
 
 
 PASSING = {
@@ -201,7 +206,7 @@ def test_an_exception_that_may_pass_has_to_come_three_times_or_at_the_same_step(
         error = in_function("fetch", line=7, step=step, message=message.format(n=rank))
         return attempt_of(dataclasses.replace(error, rank=rank), progress=progress)
 
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     first, second, third = at(3, 700), at(1, 400), at(2, 500)
     assert policy.decide([first, second]).restart
     decision = policy.decide([first, second, third])
@@ -215,7 +220,7 @@ def test_an_exception_that_may_pass_has_to_come_three_times_or_at_the_same_step(
     assert policy.decide([first, second, at(2, 500, progress=450)]).restart
     assert policy.decide([first, at(1, 400, progress=300), at(2, 350, progress=300)]).restart
     assert policy.decide([first, second, LOST, third]).restart
-    assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide([first] * 9).restart
+    assert policy_of(max_failures=-1, retry_user_errors=True).decide([first] * 9).restart
 
 
 def test_memory_that_runs_out_again_has_to_do_so_at_the_same_step() -> None:
@@ -223,14 +228,14 @@ def test_memory_that_runs_out_again_has_to_do_so_at_the_same_step() -> None:
         error = in_function("train", line=7, step=step, message=f"OutOfMemoryError: {left} MiB")
         return attempt_of(dataclasses.replace(error, kind=FailureKind.OUT_OF_MEMORY))
 
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert policy.decide([at(5, 20), at(3, 22), at(2, 12)]).restart
     assert not policy.decide([at(5, 20), at(5, 22)]).restart
 
 
 def test_a_hang_of_the_same_rank_at_the_same_step_ends_the_run() -> None:
     hangs = [failure(FailureKind.HANG, message=f"no progress for {s} s", step=4) for s in (300, 12)]
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert not policy.decide([*map(attempt_of, hangs)]).restart
     elsewhere = [dataclasses.replace(hangs[1], step=5), dataclasses.replace(hangs[1], rank=1)]
     assert all(policy.decide([*map(attempt_of, [hangs[0], each])]).restart for each in elsewhere)
@@ -262,7 +267,7 @@ def test_code_that_always_fails_at_the_start_takes_few_attempts(error: str, atte
         )
         for rank in range(attempts)
     ]
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert policy.decide(starts[:-1]).restart
     assert not policy.decide(starts).restart
 
@@ -280,13 +285,13 @@ def test_only_failures_since_the_last_progress_count(
         step += has_progressed
         counted = (0 if has_progressed else counted) + is_loss
         failed.append(dataclasses.replace(LOST if is_loss else PREEMPTED, progress=step))
-    decision = FailurePolicy(max_failures=most).decide(failed)
+    decision = policy_of(max_failures=most).decide(failed)
     assert decision.restart == (not failed[-1].is_charged or counted <= most)
 
 
 def test_the_reason_names_the_checkpoint_that_has_freed_the_failures() -> None:
     lost = [dataclasses.replace(LOST, progress=step) for step in (0, 40, 40)]
-    reason = FailurePolicy(max_failures=2).decide(lost).reason
+    reason = policy_of(max_failures=2).decide(lost).reason
     assert reason == "failure 2 of max_failures=2 since the checkpoint of step 40"
 
 
@@ -318,25 +323,25 @@ FAULTS: dict[str, tuple[Failure, int]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_the_code_does_ends_the_run_and_what_comes_from_outside_does_not(fault: str) -> None:
     cause, retries = FAULTS[fault]
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert policy.decide([attempt_of(cause)] * retries).restart
     assert policy.decide([attempt_of(cause)] * (retries + 1)).restart == (retries == 100)
     # With progress in between, it may come any number of times, even if few are allowed.
     further = [
         attempt_of(dataclasses.replace(cause, step=10 * n), progress=10 * n) for n in range(1, 101)
     ]
-    assert FailurePolicy(max_failures=1).decide(further).restart
+    assert policy_of(max_failures=1).decide(further).restart
 
 
 @pytest.mark.parametrize("how", ["killed by SIGKILL", "killed by SIGTERM"])
 def test_what_comes_from_outside_may_come_again(how: str) -> None:
     attempts = [attempt_of(ended(how), raised(GLOO.format(port), rank=1)) for port in (1, 2)]
-    assert FailurePolicy(max_failures=-1).decide(attempts).restart
+    assert policy_of(max_failures=-1).decide(attempts).restart
 
 
 def test_a_broken_connection_is_retried_and_the_rank_that_closed_it_is_the_cause() -> None:
     lost = raised(GLOO.format(4001))
-    policy = FailurePolicy(max_failures=3, retry_user_errors=False)
+    policy = policy_of(max_failures=3, retry_user_errors=False)
     assert policy.decide([attempt_of(lost, raised(GLOO.format(4002), rank=1))]).restart
     assert root_cause([lost, raised(SHAPES, rank=1)]).rank == 1
 
@@ -352,15 +357,15 @@ def test_times_in_messages_make_no_other_error() -> None:
         failure(FailureKind.CONNECTION_LOST, message=XGBOOST.format(time), step=3)
         for time in ("16:32:09", "16:40:10")
     ]
-    assert not FailurePolicy(max_failures=-1).decide([*map(attempt_of, at)]).restart
+    assert not policy_of(max_failures=-1).decide([*map(attempt_of, at)]).restart
 
 
 def test_only_the_attempt_before_is_compared() -> None:
-    assert FailurePolicy(max_failures=3).decide([BUG, LOST, BUG]).restart
+    assert policy_of(max_failures=3).decide([BUG, LOST, BUG]).restart
 
 
 def test_workers_that_are_lost_the_same_way_are_replaced_again() -> None:
-    assert FailurePolicy(max_failures=2).decide([LOST, LOST]).restart
+    assert policy_of(max_failures=2).decide([LOST, LOST]).restart
 
 
 @pytest.mark.parametrize(
@@ -391,7 +396,7 @@ kinds = st.sampled_from([LOST, BUG, PREEMPTED, NO_START, EVERYWHERE])
 
 @given(before=st.lists(kinds, max_size=30), max_failures=st.integers(-1, 3))
 def test_a_preemption_never_ends_a_run(before: list[FailedAttempt], max_failures: int) -> None:
-    policy = FailurePolicy(max_failures=max_failures, retry_user_errors=False)
+    policy = policy_of(max_failures=max_failures, retry_user_errors=False)
     decision = policy.decide([*before, PREEMPTED])
     assert decision.restart
     assert "isn't counted" in decision.reason
@@ -400,13 +405,13 @@ def test_a_preemption_never_ends_a_run(before: list[FailedAttempt], max_failures
 @given(max_failures=st.integers(0, 5), where=st.lists(st.booleans(), max_size=20))
 def test_preemptions_use_no_failure_up(max_failures: int, where: list[bool]) -> None:
     attempts = [LOST if is_loss else PREEMPTED for is_loss in where]
-    decision = FailurePolicy(max_failures=max_failures).decide([*attempts, LOST])
+    decision = policy_of(max_failures=max_failures).decide([*attempts, LOST])
     assert decision.restart == (where.count(True) + 1 <= max_failures)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.USER_ERROR, FailureKind.CHECKPOINT_MISMATCH])
 def test_errors_of_the_user_that_are_not_to_be_retried_are_not(kind: FailureKind) -> None:
-    policy = FailurePolicy(max_failures=-1, retry_user_errors=False)
+    policy = policy_of(max_failures=-1, retry_user_errors=False)
     decision = policy.decide([attempt_of(failure(kind))])
     assert not decision.restart
     assert "retry_user_errors=False" in decision.reason
@@ -420,18 +425,18 @@ def test_errors_of_the_user_that_are_to_be_retried_are_only_counted(
     count: int, on_every_rank: bool
 ) -> None:
     attempt = EVERYWHERE if on_every_rank else BUG
-    policy = FailurePolicy(max_failures=25, retry_user_errors=True)
+    policy = policy_of(max_failures=25, retry_user_errors=True)
     assert policy.decide([attempt] * count).restart == (count <= 25)
 
 
 def test_an_error_on_every_rank_at_once_is_not_retried() -> None:
-    decision = FailurePolicy(max_failures=-1).decide([EVERYWHERE])
+    decision = policy_of(max_failures=-1).decide([EVERYWHERE])
     assert not decision.restart
     assert "every rank" in decision.reason
 
 
 def test_an_error_is_retried_once() -> None:
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert policy.decide([BUG]).restart
     assert not policy.decide([BUG, BUG]).restart
 
@@ -441,7 +446,7 @@ def test_objects_that_lie_elsewhere_make_no_other_error() -> None:
         message = f"TypeError: <{what} object at {address}> is not a tensor"
         return attempt_of(failure(FailureKind.USER_ERROR, message=message, step=3))
 
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert not policy.decide([attempt("0x7f00aa12"), attempt("0x7EFFBB34")]).restart
     assert policy.decide([attempt("0x7f00aa12"), attempt("0x7f00aa12", what="Loss")]).restart
 
@@ -454,9 +459,7 @@ def test_objects_that_lie_elsewhere_make_no_other_error() -> None:
 )
 def test_five_starts_in_a_row_may_fail(trained: list[bool], attempt: FailedAttempt) -> None:
     attempts = [LOST if has_trained else attempt for has_trained in trained]
-    decisions = [
-        FailurePolicy(max_failures=-1).decide(attempts[: n + 1]) for n in range(len(attempts))
-    ]
+    decisions = [policy_of(max_failures=-1).decide(attempts[: n + 1]) for n in range(len(attempts))]
     five = "".join("T" if has_trained else "." for has_trained in trained).find(".....")
     first = next((n for n, decision in enumerate(decisions) if not decision.restart), None)
     assert first == (None if five < 0 else five + 4)
@@ -473,12 +476,12 @@ def test_five_starts_in_a_row_may_fail(trained: list[bool], attempt: FailedAttem
     ids=["it has lasted", "it has reported"],
 )
 def test_who_has_trained_has_started(long_enough: FailedAttempt) -> None:
-    policy = FailurePolicy(max_failures=-1)
+    policy = policy_of(max_failures=-1)
     assert policy.decide([NO_START] * 2 + [long_enough] + [NO_START] * 2).restart
 
 
 def test_the_limit_of_starts_does_not_lift_that_of_failures() -> None:
-    decision = FailurePolicy(max_failures=2).decide([NO_START] * 3)
+    decision = policy_of(max_failures=2).decide([NO_START] * 3)
     assert not decision.restart
     assert "max_failures=2" in decision.reason
 
@@ -518,7 +521,7 @@ def test_processes_that_are_lost_everywhere_are_no_error_of_the_user() -> None:
     lost = [failure(FailureKind.WORKER_LOST, rank=rank) for rank in range(2)]
     attempt = summed_up(*lost, world_size=2)
     assert not attempt.on_every_rank
-    assert FailurePolicy(max_failures=1).decide([attempt]).restart
+    assert policy_of(max_failures=1).decide([attempt]).restart
 
 
 def test_a_run_that_another_driver_has_is_not_retried() -> None:
@@ -526,13 +529,13 @@ def test_a_run_that_another_driver_has_is_not_retried() -> None:
     taken = failure(FailureKind.LEASE_LOST, message="taken over by process 7 on elsewhere")
     attempt = failed_attempt([failure(FailureKind.WORKER_LOST), taken], world_size=2)
     assert attempt.root is taken
-    decision = FailurePolicy(max_failures=-1, retry_user_errors=True).decide([attempt])
+    decision = policy_of(max_failures=-1, retry_user_errors=True).decide([attempt])
     assert not decision.restart
     assert decision.reason == "this driver has lost its lease on the run"
 
 
 def test_a_reset_is_counted_once_though_ray_notices_later_that_its_connection_is_gone() -> None:
-    policy = FailurePolicy(max_failures=1)
+    policy = policy_of(max_failures=1)
     reset = attempt_of(failure(FailureKind.CONNECTION_LOST))
     late = failure(FailureKind.AGENT_LOST, message="its agent can't be reached any more")
     assert policy.decide([reset, attempt_of(late, has_reported=False, lasted_s=1.0)]).restart
@@ -544,15 +547,15 @@ def test_a_lost_node_is_counted_once_though_it_ends_the_next_attempt_as_well() -
     """The next attempt had a rank on it: the loss was reported of one agent after the other."""
     gone = node_loss("c", trained=True)
     late = node_loss("c", trained=False)
-    policy = FailurePolicy(max_failures=1)
+    policy = policy_of(max_failures=1)
     assert policy.decide([gone, late]).restart
     assert "counted once" in policy.decide([gone, late]).reason
     # Other losses are others.
     assert not policy.decide([gone, node_loss("d", trained=False)]).restart
     assert not policy.decide([gone, node_loss("c", trained=True)]).restart
     assert not policy.decide([gone, late, node_loss("d", trained=False)]).restart
-    assert FailurePolicy(max_failures=2).decide([gone, late, node_loss("d", trained=True)]).restart
-    assert not FailurePolicy(max_failures=-1).decide([gone, *[late] * 5]).restart
+    assert policy_of(max_failures=2).decide([gone, late, node_loss("d", trained=True)]).restart
+    assert not policy_of(max_failures=-1).decide([gone, *[late] * 5]).restart
 
 
 def node_loss(node: str, *, trained: bool) -> FailedAttempt:
@@ -565,7 +568,14 @@ def node_loss(node: str, *, trained: bool) -> FailedAttempt:
     return dataclasses.replace(attempt, has_reported=trained, lasted_s=1.0)
 
 
-FOUND = Rollback(attempt=0, rank=0, step=7, good_step=6, reason="loss is nan")
+FOUND = Rollback(
+    attempt=0,
+    rank=0,
+    step=7,
+    good_step=6,
+    reason="loss is nan",
+    skipped={"train": ((0, 4, 8),)},
+)
 DIVERGED = attempt_of(
     failure(FailureKind.DIVERGED, message="training diverges", step=7),
     diverged=Diverged(attempt=0, found=FOUND),
@@ -574,7 +584,7 @@ DIVERGED = attempt_of(
 
 @given(max_failures=st.integers(0, 3), rollbacks=st.integers(0, 3), count=st.integers(1, 8))
 def test_rollbacks_have_a_limit_of_their_own(max_failures: int, rollbacks: int, count: int) -> None:
-    policy = FailurePolicy(
+    policy = policy_of(
         max_failures=max_failures,
         on_divergence="rollback",
         max_rollbacks=4,
@@ -588,15 +598,15 @@ def test_rollbacks_have_a_limit_of_their_own(max_failures: int, rollbacks: int, 
 
 
 def test_the_last_rollback_names_all_that_were_before() -> None:
-    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=1, rollbacks=("step 2: inf",))
+    policy = policy_of(on_divergence="rollback", max_rollbacks=1, rollbacks=("step 2: inf",))
     assert policy.decide([DIVERGED, DIVERGED]).reason == (
         "rollback 3 of max_rollbacks=1: none is left, after step 2: inf; step 7: training diverges"
     )
 
 
 def test_a_divergence_ends_the_run_where_there_is_no_way_back() -> None:
-    assert not FailurePolicy(max_failures=-1, on_divergence="fail").decide([DIVERGED]).restart
-    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=4)
+    assert not policy_of(max_failures=-1, on_divergence="fail").decide([DIVERGED]).restart
+    policy = policy_of(on_divergence="rollback", max_rollbacks=4)
     no_batch = Diverged(attempt=0, found=FOUND, problem="no batch can be left out")
     stuck = dataclasses.replace(DIVERGED, diverged=no_batch)
     assert policy.decide([stuck]).reason == "no batch can be left out"

@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.record.lines import write_transition
 
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.policy.failure import FailurePolicy
@@ -42,7 +43,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def write_run(journal: Journal, *events: Event) -> None:
     """Let a run of one worker live through the events."""
-    transition = begin(State(world_size=1, policy=FailurePolicy(max_failures=1)))
+    transition = begin(
+        State(world_size=1, policy=FailurePolicy(config=FailureConfig(max_failures=1)))
+    )
     write_transition(journal, None, transition)
     for event in events:
         transition = step(transition.state, event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polytrain.checkpoint.parts import CheckpointEvent
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentsPlaced,
@@ -26,8 +27,8 @@ class Play:
     def __init__(
         self, world_size: int, *, max_failures: int = 0, node_cooldown_s: float = 0.0
     ) -> None:
-        policy = FailurePolicy(max_failures=max_failures)
-        first = begin(State(world_size=world_size, policy=policy, node_cooldown_s=node_cooldown_s))
+        config = FailureConfig(max_failures=max_failures, node_cooldown_s=node_cooldown_s)
+        first = begin(State(world_size=world_size, policy=FailurePolicy(config=config)))
         self.state = first.state
         self.actions: list[Action] = list(first.actions)
         self.latest: tuple[Action, ...] = first.actions

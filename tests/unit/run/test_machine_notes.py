@@ -17,6 +17,7 @@ from polytrain.checkpoint.parts import (
     PartStored,
     PartVoid,
 )
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import ConditionMet, Diverged, Drained, stop_wanted
 from polytrain.events.notices import Rollback, Skipped
@@ -96,8 +97,9 @@ def diverged(
 def with_rollbacks(
     play: Play, how: Literal["rollback", "fail"] = "rollback", *, leaves_out: bool = False
 ) -> Play:
-    policy = FailurePolicy(on_divergence=how, max_rollbacks=1, leaves_out=leaves_out)
-    play.state = replace(play.state, policy=policy)
+    on_rollback = None if leaves_out else lambda config, rollback: config
+    config = FailureConfig(on_divergence=how, max_rollbacks=1, on_rollback=on_rollback)
+    play.state = replace(play.state, policy=FailurePolicy(config=config))
     return play
 
 

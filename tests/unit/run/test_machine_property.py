@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.sweeps import examples
 from tests.unit.run.test_machine_drawing import WAYS
 
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -117,7 +118,10 @@ class SimulatedGroup:
         self.agents = set[int]()
         self.launched: list[int] = []
         self.concluded: Conclude | None = None
-        self.state = State(world_size=world_size, policy=FailurePolicy(max_failures=max_failures))
+        self.state = State(
+            world_size=world_size,
+            policy=FailurePolicy(config=FailureConfig(max_failures=max_failures)),
+        )
         self._follow(begin(self.state))
 
     def choices(self) -> list[Callable[[], None]]:

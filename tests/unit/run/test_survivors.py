@@ -16,7 +16,7 @@ from tests.unit.run.test_controller import lines
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.parts import PartStored, StateWritten
-from polytrain.config.configs import CheckpointConfig
+from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -75,7 +75,7 @@ class Run:
         journal = SimpleNamespace(write=self.entries.append)
         self.survivors = Survivors(group=group, journal=journal, deadlines=Deadlines())  # type: ignore[arg-type]
         self.survivors.launched(0, 3)
-        self.state = State(world_size=3, policy=FailurePolicy(max_failures=1))
+        self.state = State(world_size=3, policy=FailurePolicy(config=FailureConfig(max_failures=1)))
 
     @property
     def deadline(self) -> float | None:

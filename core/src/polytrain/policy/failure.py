@@ -7,10 +7,11 @@ a run's failed attempts, the latest last.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import Any, Literal
+from typing import Any
 
+from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Diverged
 from polytrain.policy.failed_attempts import BUGS, OF_THE_CODE, RAISED, FailedAttempt, type_of
@@ -40,17 +41,11 @@ Rule = Callable[[Attempts], Decision | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """The rules of a user's `FailureConfig`."""
+    """The rules of a user's configuration."""
 
-    max_failures: int = 0
-    retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
-    on_divergence: Literal["rollback", "fail"] | None = None
-    max_rollbacks: int = 0
+    config: FailureConfig = field(default_factory=FailureConfig)
     rollbacks: tuple[str, ...] = ()
     """Those of earlier drivers, as text for people."""
-
-    leaves_out: bool = False
-    """Whether a rollback leaves batches out."""
 
     def only_discards(self, diverged: Diverged) -> bool:
         """Return whether after a divergence the run only discards a survivor's state.
@@ -58,7 +53,7 @@ class FailurePolicy:
         No report has shown that state to be good, so no batch is left out yet: the next attempt
         finds what diverges. That is no rollback.
         """
-        return self.leaves_out and not diverged.found.skipped and not diverged.problem
+        return self.config.skips_bad_batches and not diverged.found.skipped and not diverged.problem
 
     def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
@@ -83,8 +78,8 @@ class FailurePolicy:
         latest, diverged = attempts[-1], attempts[-1].diverged
         if latest.root.kind is not FailureKind.DIVERGED or diverged is None:
             return None
-        if self.on_divergence != "rollback":
-            return Decision(restart=False, reason=f"on_divergence={self.on_divergence!r}")
+        if self.config.on_divergence != "rollback":
+            return Decision(restart=False, reason=f"on_divergence={self.config.on_divergence!r}")
         if diverged.problem:
             return Decision(restart=False, reason=diverged.problem)
         if self.only_discards(diverged):
@@ -101,8 +96,8 @@ class FailurePolicy:
             and not self.only_discards(each.diverged)
         ]
         known = [*self.rollbacks, *(f"step {each.step}: {each.message}" for each in own)]
-        count = f"rollback {len(known)} of max_rollbacks={self.max_rollbacks}"
-        if len(known) <= self.max_rollbacks:
+        count = f"rollback {len(known)} of max_rollbacks={self.config.max_rollbacks}"
+        if len(known) <= self.config.max_rollbacks:
             without = diverged.found.without
             also = f", without {without}" if without else ""
             return Decision(restart=True, reason=f"{count}{also}")
@@ -114,9 +109,12 @@ class FailurePolicy:
     def _user_errors_are_retried(self, attempts: Attempts) -> Decision | None:
         """End the run by an exception of the user's code that would come again."""
         latest = attempts[-1]
-        if latest.root.kind not in RAISED or self.retry_user_errors is True:
+        if latest.root.kind not in RAISED or self.config.retry_user_errors is True:
             return None
-        if self.retry_user_errors is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
+        if (
+            self.config.retry_user_errors is False
+            and latest.root.kind is not FailureKind.OUT_OF_MEMORY
+        ):
             return Decision(
                 restart=False, reason="retry_user_errors=False: exceptions aren't retried"
             )
@@ -138,7 +136,7 @@ class FailurePolicy:
         would have without that state: if it reported more steps than it would have repeated. An
         exception that may pass ends the run only if it comes several times in a row.
         """
-        if self.retry_user_errors is True or len(attempts) < 2:
+        if self.config.retry_user_errors is True or len(attempts) < 2:
             return None
         before, latest = attempts[-2:]
         if latest.progress > before.progress:
@@ -173,13 +171,13 @@ class FailurePolicy:
         failure has one.
         """
         failures, since = _counted(attempts)
-        if self.max_failures < 0:
+        if self.config.max_failures < 0:
             return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
-        if self.max_failures == 0:
+        if self.config.max_failures == 0:
             return Decision(restart=False, reason="max_failures=0 allows no restart")
         progress = f" since the checkpoint of step {since}" if since else ""
-        count = f"failure {failures} of max_failures={self.max_failures}{progress}"
-        if failures <= self.max_failures:
+        count = f"failure {failures} of max_failures={self.config.max_failures}{progress}"
+        if failures <= self.config.max_failures:
             return Decision(restart=True, reason=count)
         return Decision(restart=False, reason=f"{count}: no restart is left")
 

@@ -150,14 +150,9 @@ def connected(
         state=State(
             world_size=run.spec.world_size,
             policy=FailurePolicy(
-                max_failures=failure.max_failures,
-                retry_user_errors=failure.retry_user_errors,
-                on_divergence=failure.on_divergence,
-                max_rollbacks=failure.max_rollbacks,
+                config=failure,
                 rollbacks=tuple(map(str, journal.history.divergences.rollbacks)),
-                leaves_out=failure.skips_bad_batches,
             ),
-            node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,
             saves=run.start.own or run.spec.saves_by_itself,
         ),

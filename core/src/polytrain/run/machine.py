@@ -517,4 +517,5 @@ def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Tran
 
 
 def _nodes_to_avoid(state: State, now: float) -> frozenset[str]:
-    return state.leaving_nodes | avoided(state.losses, cooldown_s=state.node_cooldown_s, now=now)
+    cooldown_s = state.policy.config.node_cooldown_s
+    return state.leaving_nodes | avoided(state.losses, cooldown_s=cooldown_s, now=now)

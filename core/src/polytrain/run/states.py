@@ -122,9 +122,6 @@ class State:
     """Number of ranks of the current attempt, or of the last one."""
 
     policy: FailurePolicy
-    node_cooldown_s: float = 0.0
-    """Seconds for which a loss counts against its node."""
-
     phase: Phase = field(default_factory=Placing)
     attempt: int = 0
     """The current attempt; between attempts, the next one."""
@@ -186,7 +183,7 @@ class State:
         A rank that hasn't reported yet counts as if it were at the newest checkpoint, because it
         may never report. None if nothing counts as divergence.
         """
-        if self.policy.on_divergence is None:
+        if self.policy.config.on_divergence is None:
             return None
         reported = [step for step in self.steps.values() if step > self.start]
         if len(reported) < self.world_size:
