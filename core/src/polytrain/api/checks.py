@@ -49,7 +49,8 @@ from polytrain.policy.scaling import (
     new_ray_problems,
 )
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import DEFAULT_STORAGE, Location, storage_problems
+from polytrain.storage import DEFAULT_STORAGE
+from polytrain.storage.location import Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem

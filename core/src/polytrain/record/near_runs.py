@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import DEFAULT_STORAGE, Location
+from polytrain.storage import DEFAULT_STORAGE
+from polytrain.storage.location import Location
 from polytrain.text.described import first_few
 from polytrain_plugins.close_names import close_to
 

@@ -23,9 +23,6 @@ from polytrain.text.secret_names import ADDRESS, holds_credentials, without_cred
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type, quoted
 
-DEFAULT_STORAGE = "~/polytrain_results"
-"""Where runs are stored for which no other place is given."""
-
 OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
 """Options at the end of an address: ?region=…&scheme=http. A lone ? is part of a name or a glob."""
 

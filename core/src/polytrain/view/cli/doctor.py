@@ -9,7 +9,8 @@ from functools import partial
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import DEFAULT_STORAGE, as_json, print_json, storage_at
+from polytrain.storage import DEFAULT_STORAGE
+from polytrain.view.cli.found import as_json, print_json, storage_at
 from polytrain.view.doctor.finding import Finding, Verdict, checked
 
 

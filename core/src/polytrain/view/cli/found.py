@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo_lines
+from polytrain.storage import DEFAULT_STORAGE
 from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
     from polytrain.storage.location import Location
     from polytrain.view.present import PresentRun
-
-DEFAULT_STORAGE = "~/polytrain_results"
 
 FAILED = 1
 WRONG = 2

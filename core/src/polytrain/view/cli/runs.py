@@ -11,8 +11,8 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.output.line_layout import columns, padded, printable
+from polytrain.storage import DEFAULT_STORAGE
 from polytrain.view.cli.found import (
-    DEFAULT_STORAGE,
     NOT_FOUND,
     as_json,
     print_json,
