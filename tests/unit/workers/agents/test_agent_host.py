@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,16 +24,21 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     spec = agent_spec(tmp_path, token=secrets.token_hex(8), zygote=secrets.token_hex(8))
 
+    anything: Any = None
+
     async def run() -> None:
         others = set(psutil.Process().children())
         arrived: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
         host = AgentHost(spec, b"job", HERE, {}, tell=lambda *mail: arrived.put_nowait(mail))
         for number in (0, 1):
-            host.start(number)
+            host.start([number])
             assert isinstance((await arrived.get())[1][0], AgentReady)
         [zygote] = set(psutil.Process().children()) - others
         await host.end(0)
         assert zygote.is_running()
+        # What agents on other hosts still send it is no reason to say anything.
+        with pytest.raises(ConnectionError):
+            await host.keep(0, anything)
         await host.end_all()
         # It has been waited for.
         assert not zygote.is_running()

@@ -79,8 +79,7 @@ def arrivals(directory: Path, monkeypatch: pytest.MonkeyPatch, **host: bool) -> 
         agents = AgentHost(spec, b"job", here, {}, tell=lambda *m: arrived.put_nowait(m), **host)
         found = []
         for numbers in ((0, 1), (2,)):
-            for number in numbers:
-                agents.start(number)
+            agents.start(numbers)
             for _ in numbers:
                 [ready] = (await arrived.get())[1]
                 assert isinstance(ready, AgentReady)

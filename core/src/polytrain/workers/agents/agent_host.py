@@ -82,23 +82,25 @@ class AgentHost:
         self._zygotes: list[subprocess.Popen[bytes]] = []
         """Zygotes of agents that have ended. Other agents may still use them."""
 
-    def start(self, number: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Start an agent.
+    def start(
+        self, numbers: Sequence[int], variables: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Start agents of these numbers.
 
         Args:
-            number: the agent's number.
-            variables: environment variables of its worker processes, besides the host's.
+            variables: environment variables of their worker processes, besides the host's.
         """
-        agent = self._agents[number] = Agent(
-            self._spec,
-            self._place,
-            {**self._variables, **variables},
-            self._job_memory,
-            self._storage_check,
-            self._room,
-        )
-        serving = self._watched(number, self._serve(number, agent))
-        self._serving[number] = asyncio.get_running_loop().create_task(serving)
+        for number in numbers:
+            agent = self._agents[number] = Agent(
+                self._spec,
+                self._place,
+                {**self._variables, **variables},
+                self._job_memory,
+                self._storage_check,
+                self._room,
+            )
+            serving = self._watched(number, self._serve(number, agent))
+            self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
     async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
         """Have agents carry out a call; skip agents that have ended.
@@ -124,8 +126,11 @@ class AgentHost:
         """Have an agent keep what one on another host sends; see `Agent.keep`.
 
         Raises:
-            KeyError: it has ended.
+            ConnectionError: it has ended.
+            Exception: see `Neighbour`.
         """
+        if number not in self._agents:
+            raise ConnectionError("the agent has ended")
         await self._agents[number].keep(sent)
 
     async def end(self, number: int) -> None:

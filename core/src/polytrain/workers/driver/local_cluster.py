@@ -195,7 +195,7 @@ class LocalAgentLauncher(AgentLauncher):
             gpus = [self._free_gpus.popleft() for _ in range(self._gpus_per_agent)]
             self._gpus[agent_handle.number] = gpus
             variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-            self._loop.call(self._host.start, agent_handle.number, variables)
+            self._loop.call(self._host.start, [agent_handle.number], variables)
 
     def _deliver(self, number: int, mail: Mail) -> None:
         agent_handle = self._handles.get(number)

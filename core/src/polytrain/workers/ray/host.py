@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from polytrain.data.read.ray_data import allow_blocking_get
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, RankAssignment
 from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
 from polytrain.workers.agents.sent_copies import Piece, Whole
 from polytrain.workers.ray.links import LinkEnd, Listening
@@ -45,13 +44,13 @@ class RayNeighbour:
             await self.actor.keep.remote(self.number, sent)
         except RayTaskError as error:
             # Its text is the whole traceback.
-            raise OSError(str(error.cause)) from error
+            raise error.cause from None
         except RayError as error:
             raise ConnectionError(str(error)) from error
 
 
-class RayHost:
-    """The actor that hosts agents."""
+class RayHost(AgentHost):
+    """The actor that hosts agents. Its methods run on the actor's event loop."""
 
     def __init__(self, spec: AgentSpec, job: bytes, numbers: Sequence[int]) -> None:
         """
@@ -61,7 +60,7 @@ class RayHost:
         """
         context = ray.get_runtime_context()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._place = on_network(
+        place = on_network(
             NodeAddress(node_id=context.get_node_id(), host=host),
             spec.network,
             ipv4_interfaces() if spec.network is not None else {},
@@ -76,39 +75,22 @@ class RayHost:
         variables = {**not_the_users, **spec.zygote.variables}
         spec = replace(spec, zygote=replace(spec.zygote, variables=variables))
         self._mail: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
-        self._host = AgentHost(
+        super().__init__(
             spec,
             job,
-            self._place,
+            place,
             # Ray calls in the training function then connect to the same cluster.
             {"RAY_ADDRESS": context.gcs_address},
             tell=lambda number, mail: self._mail.put_nowait((number, mail)),
         )
-        self._link_end = LinkEnd(self._place.host, spec.ports)
+        self._link_end = LinkEnd(place.host, spec.ports)
         allow_blocking_get()
 
     async def place(self) -> NodeAddress:
         """Return the node, once the first agents are starting."""
         self._end_with_raylet()
-        await self.start(self._numbers)
+        self.start(self._numbers)
         return self._place
-
-    async def start(self, numbers: Sequence[int]) -> None:
-        """Start agents of these numbers."""
-        for number in numbers:
-            self._host.start(number)
-
-    async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
-        """Have agents carry out a call; see `AgentHost.call`."""
-        await self._host.call(call, assignments)
-
-    async def meet(self, neighbours: Mapping[int, RayNeighbour | None]) -> None:
-        """Say where agents send copies of states; see `AgentHost.meet`."""
-        self._host.meet(neighbours)
-
-    async def keep(self, number: int, sent: Piece | Whole) -> None:
-        """Have an agent keep what one on another host sends; see `AgentHost.keep`."""
-        await self._host.keep(number, sent)
 
     async def listen(self) -> Listening:
         """Listen for trial connections; see `LinkEnd`."""
@@ -121,14 +103,6 @@ class RayHost:
     async def stop_listening(self) -> None:
         """Close the port for trial connections."""
         self._link_end.stop_listening()
-
-    async def end(self, number: int) -> None:
-        """End an agent."""
-        await self._host.end(number)
-
-    async def end_all(self) -> None:
-        """End all agents, and release resources that would outlive this process."""
-        await self._host.end_all()
 
     async def events(self) -> AsyncIterator[list[tuple[int, Mail]]]:
         """Yield the agents' mail with their numbers; several at once if they are ready."""
