@@ -316,7 +316,7 @@ def _processes(inodes: Collection[str]) -> dict[str, str]:
             for inode in sockets_of(process).keys() & {*inodes}:
                 with suppress(OSError):  # gone meanwhile
                     # Not its command line, which may hold a secret.
-                    name = (process / "comm").read_text().strip()
+                    name = (process / "comm").read_text(errors="replace").strip()
                     found[inode] = f"process {process.name} ({name})"
     return found
 

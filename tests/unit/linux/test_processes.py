@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from polytrain.linux.processes import (
     busy_seconds,
+    cpu_seconds,
+    is_ending,
     is_running,
     process_cpu_seconds,
     resident_bytes,
+    session_of,
+    started_at,
+    umask,
 )
 
 CHILD = """
@@ -97,3 +107,24 @@ def test_the_cpu_seconds_of_a_process_are_those_of_all_its_threads() -> None:
         finally:
             process.kill()
     assert process_cpu_seconds(process.pid) == 0.0
+
+
+@pytest.fixture
+def odd_name() -> Iterator[None]:
+    """This process has the name of a script, which the kernel has cut within a character."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes("trainings_größen".encode()[:15])
+    yield
+    name.write_bytes(before.strip())
+
+
+def test_a_name_that_is_no_text_hides_nothing(odd_name: None) -> None:
+    pid = os.getpid()
+    with pytest.raises(UnicodeDecodeError):
+        Path("/proc/self/stat").read_text()
+    assert started_at(pid)
+    assert session_of(pid) == os.getsid(0)
+    assert not is_ending(pid)
+    assert cpu_seconds(pid) > 0
+    assert umask() >= 0

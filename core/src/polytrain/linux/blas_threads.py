@@ -41,8 +41,9 @@ def _threads(environment: Mapping[str, str]) -> int:
 
 
 def _copies() -> Iterator[ctypes.CDLL]:
-    maps = Path("/proc/self/maps").read_text()
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
     for file in dict.fromkeys(re.findall(r"/.*openblas[^/\n]*$", maps, re.MULTILINE)):
-        # It may be another file with such a name, or one that was deleted meanwhile.
-        with contextlib.suppress(OSError):
+        # It may be another file with such a name, or one that was deleted meanwhile. An error's
+        # text has the name, which may be none.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             yield ctypes.CDLL(file)

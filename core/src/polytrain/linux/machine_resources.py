@@ -101,7 +101,7 @@ def _used_memory(group: Path) -> int:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="surrogateescape").strip()
     except OSError:
         return ""
 

@@ -121,8 +121,7 @@ def started_at(pid: int) -> int | None:
         PermissionError: the process is hidden from this user.
     """
     try:
-        # Skip the name, which may contain any character.
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        status = _status(pid)
     except (FileNotFoundError, ProcessLookupError):
         # Other users' processes may be hidden.
         with contextlib.suppress(ProcessLookupError):
@@ -178,7 +177,7 @@ def busy_seconds(pid: int) -> float:
 
 def umask() -> int:
     """Return this process's umask, which `os.umask` would change for all threads."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
     return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
 
 
@@ -238,10 +237,14 @@ def children_of(pid: int) -> set[int]:
 def _stat(pid: int) -> list[str]:
     """Return the fields of `/proc/*/stat` from the state on; empty if the process is gone."""
     try:
-        # The name comes first, and may contain any character.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return _status(pid)
     except OSError:
         return []
+
+
+def _status(pid: int) -> list[str]:
+    # The name comes first, and may contain any bytes: the kernel cuts it within a character, too.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 class _HasDescriptor(Protocol):

@@ -145,7 +145,7 @@ def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
     open, and a process of the same user can open it through `/proc`.
     """
     address = array.ctypes.data
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="replace") as maps:
         for line in maps:
             span, _, offset, device, inode, *_ = line.split()
             start, stop = (int(end, 16) for end in span.split("-"))
