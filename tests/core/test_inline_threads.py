@@ -45,6 +45,13 @@ def trainer(function: Any, path: Path, **config: Any) -> Trainer:
     )
 
 
+def fits(config: dict[str, Any]) -> None:
+    polytrain.report({"inner": None})
+    result = trainer(trains, config["storage"], run="inner", steps=2).fit()
+    polytrain.report({"inner": len(result.history)})
+    assert polytrain.get_context().get_experiment_name() == "run-outer"
+
+
 @pytest.fixture
 def first_trains(tmp_path: Path) -> Iterator[None]:
     """Another thread's run trains until `may_end`."""
@@ -76,6 +83,11 @@ def test_each_run_has_its_own_reports(tmp_path: Path) -> None:
         assert result.history == [{"run": number, "step": step} for step in range(steps)]
     (_, one_ended), (other_began, _) = sorted(trained)
     assert one_ended <= other_began
+
+
+def test_a_training_function_may_make_a_run_of_its_own(tmp_path: Path) -> None:
+    result = trainer(fits, tmp_path, run="outer", storage=tmp_path).fit()
+    assert result.history == [{"inner": None}, {"inner": 2}]
 
 
 def test_a_run_says_that_it_waits_for_another_thread(

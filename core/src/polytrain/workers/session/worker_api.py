@@ -34,13 +34,16 @@ _current: WorkerSession | None = None
 
 @contextmanager
 def current_session(session: WorkerSession) -> Iterator[None]:
-    """Make a session the current one of this process's training function."""
+    """Make a session the current one of this process's training function.
+
+    That function may call `fit()` itself, for a run in this process.
+    """
     global _current
-    _current = session
+    before, _current = _current, session
     try:
         yield
     finally:
-        _current = None
+        _current = before
 
 
 def report(
@@ -130,7 +133,8 @@ def get_checkpoint() -> Checkpoint | None:
 
     Raises:
         CheckpointError: this rank's reported checkpoint isn't kept, because only rank 0's is.
-        NotInWorkerError: outside a training function.
+        NotInWorkerError: outside a training function, or in a child process of it that would have
+            to wait for a commit.
     """
     session = _session("get_checkpoint")
     session.survivor.reads_checkpoint += 1
@@ -188,7 +192,7 @@ def checkpoint_requested() -> bool:
     the ranks must first agree on a step: they may get different answers.
 
     Raises:
-        NotInWorkerError: outside a training function.
+        NotInWorkerError: outside a training function, or in a child process of it.
     """
     return _session("checkpoint_requested").is_checkpoint_wanted()
 
