@@ -1,23 +1,29 @@
-"""Threads of a training function take turns at the channel to the agent."""
+"""Threads of a training function take turns at the channel to the agent; children have no turn."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from polytrain.backends.reference import Reference
+from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.config.run_spec import RunSpec
+from polytrain.errors import NotInWorkerError
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
 from polytrain.workers.processes.channel import Message, SocketChannel
+from polytrain.workers.session.checkpoint_files import DEFAULT_HANDLING
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import drop_copy_message
+from polytrain.workers.session.messages import drain_message, drop_copy_message, settled_message
 from polytrain.workers.session.session import WorkerSession
 from polytrain_plugins import Offer, World
 
@@ -43,12 +49,14 @@ class WatchedChannel(SocketChannel):
         return super().poll()
 
 
-def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Path) -> None:
-    config = RunConfig(checkpoint_config=CheckpointConfig(memory=1))
+def session_with(channel: SocketChannel, directory: Path, **config: Any) -> WorkerSession:
     job = WorkerJob(
-        spec=RunSpec(backend=Reference(), run_config=config),
+        spec=RunSpec(
+            backend=Reference(),
+            run_config=RunConfig(checkpoint_config=CheckpointConfig(**config)),
+        ),
         near_staging=None,
-        checkpoints=Location.of(tmp_path / "run" / "checkpoints"),
+        checkpoints=Location.of(directory / "run" / "checkpoints"),
     )
     order = LaunchOrder(
         attempt_id=AttemptId(token=0, attempt=0),
@@ -57,18 +65,22 @@ def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Pat
         first_checkpoint=0,
     )
     engine: Any = None
+    return WorkerSession(
+        job=job,
+        order=order,
+        world=World(attempt=0, me=TWO[0], members=TWO, offers=(Offer(), Offer())),
+        engine=engine,
+        shards={},
+        channel=channel,
+        scratch=directory / "scratch",
+    )
+
+
+def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         channel = WatchedChannel(theirs, threads)
-        session = WorkerSession(
-            job=job,
-            order=order,
-            world=World(attempt=0, me=TWO[0], members=TWO, offers=(Offer(), Offer())),
-            engine=engine,
-            shards={},
-            channel=channel,
-            scratch=tmp_path,
-        )
+        session = session_with(channel, tmp_path, memory=1)
         copies = session.survivor.copies
         assert copies is not None
         channel.look = copies.dropped
@@ -76,3 +88,27 @@ def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Pat
         assert session.preemption() is None
         assert channel.looked is not None
         assert channel.looked.result(timeout=30) == [(3, False)]
+
+
+def test_a_child_takes_no_message_for_which_its_parent_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data loader's worker has the connection too: it would read from it, and the parent wait."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").touch()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        session = session_with(SocketChannel(theirs), tmp_path)
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 0)
+            assert session.newest_checkpoint() is None
+        session.report_from_function({}, Checkpoint.from_directory(model), DEFAULT_HANDLING)
+        SocketChannel(ours).send(settled_message(0), drain_message())
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 0)
+            for call in (session.newest_checkpoint, session.is_checkpoint_wanted):
+                with pytest.raises(NotInWorkerError, match="child process"):
+                    call()
+        assert session.newest_checkpoint() is not None
+        assert session.is_checkpoint_wanted()

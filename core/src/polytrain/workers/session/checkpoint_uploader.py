@@ -115,6 +115,11 @@ class CheckpointUploader:
                 self._wait(at_most=0)
 
     @property
+    def are_in_flight(self) -> bool:
+        """Whether a checkpoint isn't known to be committed or dropped."""
+        return bool(self._in_flight)
+
+    @property
     def next_directory(self) -> str:
         """Name of the next checkpoint's directory."""
         return directory_name(self._next, self._attempt)

@@ -269,6 +269,9 @@ class WorkerSession:
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return this rank's last checkpoint, or the one that the attempt started from."""
+        if self._uploader.are_in_flight:
+            # A child would take the answers for which its parent waits.
+            self._expect_own_process("get_checkpoint()")
         with self._lock:
             if self._reported_ignored:
                 raise CheckpointError(
@@ -351,6 +354,7 @@ class WorkerSession:
 
     def is_checkpoint_wanted(self) -> bool:
         """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
+        self._expect_own_process("checkpoint_requested()")
         with self._lock:
             if not self._saves_on_request:
                 self._saves_on_request = self._saves = True
