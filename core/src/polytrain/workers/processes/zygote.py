@@ -135,7 +135,9 @@ class Zygote:
         try:
             while self._clients:
                 for key, _ in self._selector.select():
-                    self._serve_source(key.fileobj)
+                    # Another's service may have closed it, and its number be a new source's.
+                    if self._selector.get_map().get(key.fd) is key:
+                        self._serve_source(key.fileobj)
         except Exception as error:
             # Send the reason to clients that wait for worker processes.
             for client in self._clients:
