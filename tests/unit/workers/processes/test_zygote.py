@@ -381,14 +381,68 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
         assert has_ended(daemon)
 
 
+CLIENT = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(chr(0) + sys.argv[1])
+for done in ("connected", "left"):
+    print(done, flush=True)
+    sys.stdin.readline()
+    connection.close()
+"""
+
+
+def test_what_has_ended_takes_no_new_worker_with_it() -> None:
+    """Its descriptor may have a new worker's number when the zygote hears of its end."""
+    with bare_zygote() as connection, ExitStack() as stack:
+        assert connection.pid is not None
+        name = connection.socket.getpeername()[1:].decode()
+        # The worker's own descriptors take their numbers, and the number of the client.
+        others = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+        for other in others:
+            other.connect(connection.socket.getpeername())
+        client = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", CLIENT, name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"connected\n"
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
+        for other in others:
+            other.close()
+        os.kill(connection.pid, signal.SIGSTOP)
+        client.stdin.write(b"\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == b"left\n"
+        with open(os.devnull, "r+b") as nothing:
+            connection.request(
+                ["fork", 1, {}, "/", list(sys.path), [], WORKER], [nothing.fileno()] * 5
+            )
+        client.communicate(b"\n")
+        os.kill(connection.pid, signal.SIGCONT)
+        channel = SocketChannel(connection.socket)
+        assert channel.receive()[:2] == ["forked", 1]
+        # It ends by itself: nobody talks to it.
+        assert channel.receive() == ["ended", 1, "exited with code 1", False]
+
+
 def end_of(
-    connection: ZygoteConnection, directory: Path, entry: str, output: str = os.devnull
+    connection: ZygoteConnection,
+    directory: Path,
+    entry: str,
+    output: str = os.devnull,
+    argv: tuple[str, ...] = (),
 ) -> Any:
     """Run a module's `main` in a worker process; how that has ended."""
     ours, theirs = socket.socketpair()
     with ours, theirs, closing(Page()) as page, open(output, "wb") as file:
         connection.request(
-            ["fork", 1, dict(os.environ), "/", [*path_with(directory)], [], entry],
+            ["fork", 1, dict(os.environ), "/", [*path_with(directory)], [*argv], entry],
             [theirs.fileno(), *[file.fileno()] * 2, page.descriptor],
         )
         assert SocketChannel(connection.socket).receive()[:2] == ["forked", 1]
@@ -481,26 +535,33 @@ def test_a_librarys_own_random_numbers_differ_between_workers(by: str, tmp_path:
 
 
 INTERRUPTED = """
-import signal
+import signal, sys
 def main(connection, others):
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
-        return 7
+        return len(sys.argv)
     return 0
 """
+
+MANY_FILES = ("x" * 2000,) * 100
+"""A command line that has room for as much as this, of which no argument has room for all."""
 
 
 @pytest.mark.parametrize("start", ["forked", "spawned"])
 def test_an_interrupt_is_raised_in_a_worker_as_in_any_program(start: str, tmp_path: Path) -> None:
-    """Libraries send it to their own process: a tracker does when a user stops its run there."""
+    """Libraries send it to their own process: a tracker does when a user stops its run there.
+
+    It has the driver's arguments, however many files they name.
+    """
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
     modules = () if start == "forked" else ("starts_a_thread",)
     with bare_zygote(*modules, directory=tmp_path) as connection:
-        assert end_of(connection, tmp_path, "interrupted") == "exited with code 7"
+        how = end_of(connection, tmp_path, "interrupted", argv=MANY_FILES)
+        assert how == "exited with code 100"
 
 
 def test_modules_are_found_in_a_directory_that_is_newer_than_the_zygote(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +27,7 @@ from polytrain.linux.processes import die_with_parent, kill_session
 from polytrain.linux.progress_page import write_to
 from polytrain.observe.stacks import be_readable
 from polytrain.workers.processes.reseeding import reseed
+from polytrain.workers.processes.zygote_connection import started_interpreter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,33 +175,29 @@ def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoRetu
 def spawn(request: ForkRequest) -> int:
     """Spawn a worker process with a new interpreter, which imports everything itself."""
     descriptors = (request.connection, request.page, *request.others)
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-u",
-            "-c",
-            f"import sys; sys.path[:] = {request.path!r}; sys.argv[:] = {request.argv!r}\n"
-            "from polytrain.workers.processes.forked import run_spawned\n"
-            f"run_spawned({request.entry!r}, *{descriptors!r})",
-        ],
+    process = started_interpreter(
+        __name__,
+        run_spawned.__name__,
+        (request.entry, request.argv, *descriptors),
+        path=request.path,
+        descriptors=descriptors,
+        flags=["-u"],
         env=request.environment,
         # The driver's directory may not exist on this node.
         cwd=request.directory if os.path.isdir(request.directory) else None,
-        stdin=subprocess.DEVNULL,
         stdout=request.stdout,
         stderr=request.stderr,
-        pass_fds=descriptors,
-        start_new_session=True,
     )
     # Keep Popen from reaping the child: the zygote does that.
     process.returncode = 0
     return process.pid
 
 
-def run_spawned(entry: str, *descriptors: int) -> NoReturn:
+def run_spawned(entry: str, argv: Sequence[str], *descriptors: int) -> NoReturn:
     """Call `run_and_exit` in a process that was spawned instead of forked."""
     die_with_parent(os.getppid())
     _have_interrupts_raised()
+    sys.argv[:] = argv
     connection, page, *others = descriptors
     run_and_exit(entry, connection, page, *others)
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from polytrain.linux.processes import is_ending, keep_from_children, peer_of
 from polytrain.workers.processes.channel import SocketChannel, send_request
@@ -61,15 +62,14 @@ PAUSE_S = 0.001
 _LAST_OUTPUT = 4000
 """Maximum bytes of a zygote's output to show."""
 
-_START = """import marshal, os, sys
+_PROGRAM = """import marshal, os, sys
 with os.fdopen(int(sys.argv[1]), "rb") as file:
-    settings = marshal.load(file)
-sys.path[:] = settings.pop("path")
-from polytrain.workers.processes.zygote import main
-main(**settings)
+    sys.path[:], arguments = marshal.load(file)
+from {module} import {function}
+{function}(*arguments)
 """
-"""The zygote's program. It uses only built-in modules until `sys.path` is set: files in the working
-directory could shadow other modules.
+"""It uses only built-in modules until `sys.path` is set: files in the working directory could
+shadow other modules.
 """
 
 BACKLOG = 1024
@@ -338,31 +338,13 @@ def _output_of(process: int, name: str) -> int | None:
 
 
 def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess.Popen[bytes]:
-    listener.set_inheritable(True)
-    # Don't pass them on the command line, which every user on the node can read.
-    settings = os.memfd_create("polytrain-zygote")
-    with os.fdopen(settings, "wb", closefd=False) as file:
-        marshal.dump(
-            {
-                "listener_descriptor": listener.fileno(),
-                "modules": spec.modules,
-                "path": spec.path,
-            },
-            file,
-        )
-    os.lseek(settings, 0, os.SEEK_SET)
-    try:
-        return _started(spec, listener, settings, output)
-    finally:
-        os.close(settings)
-
-
-def _started(
-    spec: ZygoteSpec, listener: socket.socket, settings: int, output: int
-) -> subprocess.Popen[bytes]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, str(settings)],
+    return started_interpreter(
+        "polytrain.workers.processes.zygote",
+        "main",
+        (listener.fileno(), spec.modules),
+        path=spec.path,
+        descriptors=[listener.fileno()],
         env={
             **_UNLESS_SET,
             **spec.environment,
@@ -370,9 +352,49 @@ def _started(
             **spec.variables,
             **SAFE_TO_FORK,
         },
-        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=output,
-        pass_fds=[listener.fileno(), settings],
-        start_new_session=True,
     )
+
+
+def started_interpreter(
+    module: str,
+    function: str,
+    arguments: Sequence[Any],
+    *,
+    path: Sequence[str],
+    descriptors: Sequence[int],
+    flags: Sequence[str] = (),
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Start a new interpreter that calls a function.
+
+    Args:
+        module: the function's module.
+        arguments: plain values. They aren't on the command line, which every user on the node can
+            read, and which has room for 128 KiB.
+        path: the new process's `sys.path`.
+        descriptors: those that it inherits.
+        flags: options of the interpreter.
+        options: further ones of `subprocess.Popen`.
+    """
+    settings = os.memfd_create("polytrain-settings")
+    try:
+        with os.fdopen(settings, "wb", closefd=False) as file:
+            marshal.dump((list(path), tuple(arguments)), file)
+        os.lseek(settings, 0, os.SEEK_SET)
+        return subprocess.Popen(
+            [
+                sys.executable,
+                *flags,
+                "-c",
+                _PROGRAM.format(module=module, function=function),
+                str(settings),
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[*descriptors, settings],
+            start_new_session=True,
+            **options,
+        )
+    finally:
+        os.close(settings)
