@@ -187,6 +187,23 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
     with_agent(spec, test)
 
 
+def test_an_agent_without_a_descriptor_left_knows_no_stacks(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It isn't lost for that."""
+
+    async def test(agent: Agent) -> None:
+        await launch(agent)
+        agent.process_started(0, os.getpid())
+        refused = OSError(errno.EMFILE, "too many open files")
+        monkeypatch.setattr(os, "dup", Mock(side_effect=refused))
+        await agent.carry_out(ReadStacks(attempt=0, pausing=False))
+        assert "too many open files" in (await received(agent, Stacks)).text
+        agent.process_ended(0, "exited with code 0", killed=False)
+
+    with_agent(spec, test)
+
+
 def test_a_refused_fork_leaves_no_descriptor_open(
     spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

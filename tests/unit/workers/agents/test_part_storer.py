@@ -17,7 +17,8 @@ from tests.unit.checkpoint.checkpoints import ATTEMPT, stage, store_in
 from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten
 from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.events.attempt import StateUnwritten
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.workers.agents import part_storer
@@ -235,3 +236,23 @@ def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
     asyncio.run(run())
     assert waited == [True]
     assert not staging.exists()
+
+
+def test_a_thread_that_the_system_refuses_is_a_failure_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may limit the number of threads. Otherwise nobody would hear of the parts."""
+
+    def refuses(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = store_in(tmp_path)
+    checkpoint, state = part(store, 1), part(store, 2)
+    as_event = of_state(Copy(state, False, False), is_copy=False)
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    failed, unwritten = told(store, (checkpoint, None), (state, as_event))
+    assert isinstance(failed, Failed)
+    assert (failed.failure.kind, failed.failure.rank) == (FailureKind.STORAGE, 0)
+    assert isinstance(unwritten, StateUnwritten)
+    for reason in (failed.failure.message, unwritten.reason):
+        assert "can't start new thread" in reason

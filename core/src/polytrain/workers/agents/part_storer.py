@@ -24,6 +24,7 @@ from polytrain.checkpoint.parts import (
 )
 from polytrain.checkpoint.staging import remove, size_of
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.calls import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
@@ -137,9 +138,7 @@ class PartStorer:
                 await self._store_state(part, as_event)
             return
         self._unstored[part.checkpoint] = part
-        outcome = await asyncio.get_running_loop().run_in_executor(
-            self._thread, _stored, self._store, part, stored_already
-        )
+        outcome = await _stored_by(self._thread, self._store, part, stored_already)
         del self._unstored[part.checkpoint]
         self._keep(part)
         self._emit(outcome)
@@ -157,9 +156,8 @@ class PartStorer:
         reason = f"{location.address} is still taking an earlier state"
         if self._late is None or self._late.done():
             reason = f"{location.address} hasn't taken its state within {limit_s:.0f} s"
-            storing = asyncio.get_running_loop().run_in_executor(
-                self._thread_of_states, _stored, CheckpointStore(location=limited), part, {}
-            )
+            store = CheckpointStore(location=limited)
+            storing = asyncio.ensure_future(_stored_by(self._thread_of_states, store, part, {}))
             await asyncio.wait([storing], timeout=limit_s)
             self._late = None if storing.done() else storing
         if self._late is None:
@@ -178,6 +176,22 @@ class PartStorer:
         """Note the copy of a part that is still on this node: an attempt may resume from it."""
         if not self._store.location.is_local and part.staged is not None:
             self._copies[part.checkpoint] = part.staged
+
+
+async def _stored_by(
+    thread: ThreadPoolExecutor,
+    store: CheckpointStore,
+    part: StagedPart,
+    stored_already: StoredAlready,
+) -> Outcome:
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(thread, _stored, store, part, stored_already)
+    except RuntimeError as error:  # the system refuses the thread
+        failure = Failure(
+            kind=FailureKind.STORAGE, rank=part.rank, message=f"{type(error).__name__}: {error}"
+        )
+        return Failed(attempt=part.attempt_id.attempt, failure=failure)
 
 
 def _stored(store: CheckpointStore, part: StagedPart, stored_already: StoredAlready) -> Outcome:

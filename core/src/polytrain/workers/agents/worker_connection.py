@@ -162,8 +162,11 @@ class WorkerConnection:
         """
         if not self.child.pid:
             return "not known: it has not been forked yet"
-        # Duplicate the descriptor: the page may be closed before the answer arrives.
-        descriptor = os.dup(self.child.page.descriptor)
+        try:
+            # Duplicate the descriptor: the page may be closed before the answer arrives.
+            descriptor = os.dup(self.child.page.descriptor)
+        except OSError as error:
+            return f"not known: {error}"
         try:
             loop = asyncio.get_running_loop()
             look = partial(stacks_of, self.child.pid, descriptor, pausing=pausing)
