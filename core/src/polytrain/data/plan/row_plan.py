@@ -48,7 +48,7 @@ class Plan:
     """Number of rows of the data set; with groups, of groups."""
 
     shards: Count
-    """Number of canonical shards."""
+    """Number of canonical shards. Each has a row, unless there are no rows."""
 
     shuffle: Shuffle = False
     """False keeps the order. True shuffles each shard's rows. "window" shuffles each shard's
@@ -199,19 +199,11 @@ class Plan:
 
     def _wrapped(self, shard: int, indices: range) -> Iterator[tuple[int, range]]:
         size = len(self.shard_rows(shard))
-        if size == 0 and self.rows:
-            # The shard with the first turn has rows if any shard has.
-            shard = self.shard_at(0)
-            size = len(self.shard_rows(shard))
         while indices:
             first = indices.start % size
             count = min(len(indices), size - first)
             yield shard, range(first, first + count)
             indices = indices[count:]
-
-    def shard_at(self, turn: int) -> int:
-        """The shard of every position p with p mod C == turn."""
-        return _turns(self.shards).index(turn)
 
 
 class EpochOrder:

@@ -354,9 +354,4 @@ def _local_entries(directory: str) -> list[tuple[str, bool]]:
 
 def _matches(name: str, part: str) -> bool:
     # As in a shell, hidden files match hidden patterns alone.
-    return bool(_pattern(part).fullmatch(name)) and (not _is_hidden(name) or _is_hidden(part))
-
-
-@lru_cache(maxsize=64)
-def _pattern(part: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(part))
+    return fnmatch.fnmatchcase(name, part) and (not _is_hidden(name) or _is_hidden(part))
