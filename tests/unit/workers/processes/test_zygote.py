@@ -508,6 +508,27 @@ def test_what_is_written_to_a_stream_that_a_library_has_imported_is_not_lost(
     assert output.read_text() == "a line\nand more"
 
 
+PRINTS = """
+import sys
+def main(connection, others):
+    print("out", "\\udcff", flush=True)
+    print("error", "\\udcff", file=sys.stderr)
+    return 0
+"""
+
+
+def test_a_worker_prints_what_any_program_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's name may be no text. Standard error takes it always, and this user's output does."""
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:surrogateescape")
+    (tmp_path / "prints.py").write_text(PRINTS)
+    output = tmp_path / "output"
+    with bare_zygote(directory=tmp_path) as connection:
+        assert end_of(connection, tmp_path, "prints", str(output)) == "exited with code 0"
+    assert output.read_bytes() == b"out \xff\nerror \\udcff\n"
+
+
 DRAWS = """
 import os, random, own_generators
 def main(connection, others):

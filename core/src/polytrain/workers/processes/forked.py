@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputRoute, flush_output
 from polytrain.linux.blas_threads import start_blas_threads
@@ -115,8 +115,8 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         os.dup2(request.stdout, 1)
         os.dup2(request.stderr, 2)
         close_all_but({0, 1, 2, request.connection, request.page, *request.others})
-        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        sys.stdout = _opened_as(sys.__stdout__, 1)
+        sys.stderr = _opened_as(sys.__stderr__, 2)
         _have_interrupts_raised()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
@@ -133,6 +133,13 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         traceback.print_exc()
         os._exit(1)
     run_and_exit(request.entry, request.connection, request.page, *request.others)
+
+
+def _opened_as(stream: TextIO | None, descriptor: int) -> TextIO:
+    """Open a stream that writes text as this one, which Python has opened for the zygote."""
+    assert stream is not None, "a zygote has all standard streams"
+    encoding, errors = stream.encoding, stream.errors
+    return open(descriptor, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)
 
 
 def _forget_missing_directories() -> None:
