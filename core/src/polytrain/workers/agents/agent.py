@@ -64,6 +64,7 @@ from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.sent_copies import Copy, Neighbour, Piece, SentCopies, Whole
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
+from polytrain.workers.processes.loop_thread import in_daemon_thread
 from polytrain.workers.processes.zygote_client import ZygoteClient
 from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain.workers.session.messages import (
@@ -428,7 +429,7 @@ class Agent:
             with scratch.one_at_a_time("restore"):
                 return replace(order, start=brought_near(start, scratch.path))
 
-        return await asyncio.get_running_loop().run_in_executor(None, bring)
+        return await in_daemon_thread(bring)
 
     def _fork(
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from polytrain.workers.processes.loop_thread import in_daemon_thread
+
 if TYPE_CHECKING:
     from polytrain.workers.agents.calls import SharedBytes
     from polytrain.workers.agents.shard_cache import CacheRequest, ShardCache
@@ -68,7 +70,7 @@ async def _read(request: CacheRequest, before: asyncio.Task[ShardCache] | None) 
     if before is not None:
         with contextlib.suppress(Exception):  # `get` has raised it
             held = await before
-    return await asyncio.get_running_loop().run_in_executor(None, _hold, request, held)
+    return await in_daemon_thread(_hold, request, held)
 
 
 def _hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:

@@ -1,19 +1,48 @@
-"""Runs an event loop on its own thread."""
+"""Runs an event loop on its own thread, and calls beside it that may hang."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
 _ENDS_WITHIN_S = 10.0
+
+_T = TypeVar("_T")
+
+
+async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call a function on a thread of its own, for which the program doesn't wait when it ends.
+
+    It does for those of `asyncio.to_thread`, and what they read may be on a server that is gone.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def conclude(settle: Callable[[], None]) -> None:
+        if not outcome.done():
+            settle()
+
+    def call() -> None:
+        settle: Callable[[], None]
+        try:
+            settle = partial(outcome.set_result, function(*arguments))
+        except BaseException as error:  # whoever waits for the outcome gets it
+            settle = partial(outcome.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(conclude, settle)
+
+    threading.Thread(target=call, name="polytrain-call", daemon=True).start()
+    return await outcome
 
 
 class LoopThread:
