@@ -182,6 +182,7 @@ IDENTITY = {
         "objects": {"loss": "12"},
         "transforms": {"train": None},
         "datasets": {"train": {"number of rows": "56"}},
+        "restore_from": "/pretrained",
     },
 }
 
