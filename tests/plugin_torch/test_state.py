@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from polytrain import (
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch, TrainingState, prepare_model, seed_everything
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.survivors.keeper import keeper
+from polytrain_torch.survivors.loop_variables import Loop, frames_from
 
 
 def layer() -> torch.nn.Linear:
@@ -201,6 +204,23 @@ def test_groups_that_training_has_added_are_added_again_before_they_are_restored
     ):
         run(without, restore_from=checkpoint)
     assert run(again, restore_from=checkpoint).metrics == {"lr": 0.01}
+
+
+def test_a_generator_that_is_a_part_is_known_to_come_back(run: Run) -> None:
+    def train() -> None:
+        state = TrainingState(model=layer(), numbers=(numbers := torch.Generator()))
+        state.restore()
+        keeps = keeper()
+        assert keeps is not None
+        batches = frames_from(sys._getframe())[:1]
+        loop = Loop(batches, keeps.continuation.known())
+        torch.rand(1, generator=numbers)
+        carried.append(loop.carried(batches, {}, has_batch=True))
+        print(numbers)
+
+    carried: list[str | None] = []
+    run(train)
+    assert carried == [None]
 
 
 @pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])

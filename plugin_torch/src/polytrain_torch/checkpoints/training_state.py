@@ -161,7 +161,7 @@ class TrainingState:
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
-            keeper.start(Keeper(self._parts, {}))
+            self._keep({})
             return {}
         directory = Path(checkpoint.path)
         saved = self._read(directory)
@@ -188,8 +188,13 @@ class TrainingState:
             unwrapped(self._parts[name]).load_state_dicts(states)
         restore_random_states(directory)
         progress: State = saved["progress"]
-        keeper.start(Keeper(self._parts, progress))
+        self._keep(progress)
         return progress
+
+    def _keep(self, progress: State) -> None:
+        # The training function draws from the generator inside of such a part.
+        inside = [each.generator for each in self._parts.values() if isinstance(each, _OfGenerator)]
+        keeper.start(Keeper(self._parts, progress, around=inside))
 
     def _read(self, directory: Path) -> State:
         """Read a checkpoint, except sharded parts and random states."""
@@ -406,13 +411,13 @@ class _OfGenerator:
     """Makes a generator a part, with `state_dict` and `load_state_dict`."""
 
     def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
+        self.generator = generator
 
     def state_dict(self) -> State:
-        return {"state": self._generator.get_state()}
+        return {"state": self.generator.get_state()}
 
     def load_state_dict(self, state: State) -> None:
-        self._generator.set_state(state["state"])
+        self.generator.set_state(state["state"])
 
 
 def _agree_on_copies() -> None:

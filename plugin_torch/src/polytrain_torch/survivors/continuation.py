@@ -31,7 +31,7 @@ class Continuation:
                 if nothing.
         """
         self._survivor = survivor
-        self._known = known
+        self.known = known
         self._carried = carried
         self._reads_before = survivor.reads_checkpoint
         self.why_elsewhere = "it gets its batches from elsewhere"
@@ -84,7 +84,7 @@ class Continuation:
         if place not in self._fetches:
             # Variables may be anything. If they can't be looked at, the first step tells.
             with contextlib.suppress(Exception):
-                self._entered[place] = Loop(frames, self._known())
+                self._entered[place] = Loop(frames, self.known())
         self._fetches[place] = frames
 
     def frames_at(self, frame: FrameType | None) -> Frames:
@@ -112,7 +112,7 @@ class Continuation:
                 fetching, at = found[0]
                 self._begin = self._entered.get((fetching.f_code, at))
                 self._frames = found
-                self._loop = Loop(found, self._known())
+                self._loop = Loop(found, self.known())
             self._entered.clear()
         except Exception as error:  # variables and states may be anything
             self.refuse(f"its variables can't be looked at: {type(error).__name__}: {error}")
