@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import polytrain
 import polytrain_torch.horovod as hvd
+from polytrain_torch.survivors.keeper import keeper
 
 # What `horovod.torch` 0.28.1 exports.
 NAMES = """
@@ -196,6 +197,23 @@ def test_state_goes_back_to_the_last_save(run: Any) -> None:
         polytrain.report({"done": 1})
 
     assert [each.get("epoch") for each in run(train).history] == [5, None]
+
+
+def test_a_script_that_resumes_from_a_commit_keeps_no_steps_between_commits(run: Any) -> None:
+    """They don't have the values that its state had then."""
+    kept = []
+
+    def train() -> None:
+        hvd.init()
+        model, optimizer = linear()
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1)
+        before = keeper()
+        if state.resume():
+            kept.append(keeper() is not before)
+        state.commit()
+
+    run(train, restore_from=run(train).checkpoint)
+    assert kept == [False]
 
 
 def test_sampler_divides_what_is_left(run: Any) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from polytrain import checkpoint_requested, get_checkpoint
+from polytrain_torch.checkpoints.sharded_parts import State
 from polytrain_torch.checkpoints.training_state import TrainingState
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.horovod.basics import rank, size
@@ -123,6 +124,9 @@ class _StateOfRank0(TrainingState):
     """A training state that doesn't compare ranks: `sync` gives all of them rank 0's state."""
 
     _compares_ranks = False
+
+    def _keep(self, progress: State) -> None:
+        """Keep no steps between two commits: they don't have the values of then."""
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
