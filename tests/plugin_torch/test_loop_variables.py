@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -247,6 +248,42 @@ def loss_after_the_loop(training: Training) -> None:
     print(loss)
 
 
+def rounds(training: Training) -> None:
+    for _ in range(3):
+        for batch in training.batches():
+            training.steps()
+            print(batch)
+
+
+def limited(training: Training) -> None:
+    for batch in islice(training.batches(), 3):
+        training.steps()
+        print(batch)
+    training.look(has_batch=True)
+
+
+def limited_before(training: Training) -> None:
+    some = islice(training.batches(), 3)
+    for batch in some:
+        training.steps()
+        print(batch)
+    training.look(has_batch=True)
+
+
+def limited_by_range(training: Training) -> None:
+    for _, batch in zip(range(3), training.batches(), strict=False):
+        training.steps()
+        print(batch)
+    training.look(has_batch=True)
+
+
+def counted_rounds(training: Training) -> None:
+    batches = training.batches()
+    for _ in range(STEPS):
+        next(batches)
+        training.steps()
+
+
 def nothing_after_the_loop(training: Training) -> None:
     for _ in training.batches():
         training.steps()
@@ -279,12 +316,21 @@ def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None])
         (sum_over_micro_batches, "total"),
         (loss_of_what_may_be_empty, "loss"),
         (loss_that_an_error_leaves_out, "loss"),
+        (rounds, "_"),
+        (counted_rounds, "_"),
     ],
 )
 def test_what_a_loop_carries_is_named(loop: Callable[[Training], None], name: str) -> None:
     found = found_by(loop)
     assert found is not None
     assert repr(name) in found
+
+
+@pytest.mark.parametrize("loop", [limited, limited_before, limited_by_range])
+def test_a_loop_that_a_restart_would_begin_to_count_again_is_not_continued(
+    loop: Callable[[Training], None],
+) -> None:
+    assert "takes a number of batches" in str(found_by(loop))
 
 
 def test_a_number_that_is_in_the_progress_comes_back() -> None:

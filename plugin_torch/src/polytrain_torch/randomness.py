@@ -136,6 +136,17 @@ def generators_of(of: Any) -> list[Any]:
     return [value for value in getattr(of, "__dict__", {}).values() if isinstance(value, _KINDS)]
 
 
+def generators_within(of: Any, *, depth: int = 3) -> Iterator[Any]:
+    """Yield the random number generators that an object has, or what it is made of."""
+    # At once: another thread may set attributes.
+    for value in [*getattr(of, "__dict__", {}).values()]:
+        for each in value if isinstance(value, list | tuple) and len(value) < _FEW else [value]:
+            if isinstance(each, _KINDS):
+                yield each
+            elif depth:
+                yield from generators_within(each, depth=depth - 1)
+
+
 def seed_generator(generator: Any, seed: int) -> None:
     """Seed a generator of torch, NumPy or Python."""
     if isinstance(generator, torch.Generator):
@@ -161,6 +172,9 @@ def seed_in(generators: Sequence[Any]) -> int | None:
     ]
     return seed_of(repr(states), octets=4) if states else None
 
+
+_FEW = 20
+"""Longer lists are data."""
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 

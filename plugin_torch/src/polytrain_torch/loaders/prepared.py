@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ from polytrain_torch.loaders.users_samplers import let_set_epoch
 from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
 from polytrain_torch.private import copied_loader
-from polytrain_torch.randomness import seed_of
+from polytrain_torch.randomness import generators_within, seed_of
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 from polytrain_torch.virtual_workers import VirtualWorkers, current, refuse_virtual_workers
@@ -83,6 +84,8 @@ class PreparedDataLoader:
         self._name = name
         self._epoch: Epoch | None = None
         """The epoch that was begun last."""
+
+        _all.add(self)
 
         self.non_blocking = True
         """Whether copies from pinned memory run while the device computes."""
@@ -199,6 +202,24 @@ class PreparedDataLoader:
         if self._device is None:
             return batch
         return moved(batch, self._device, non_blocking=self.non_blocking)
+
+
+_all: WeakSet[PreparedDataLoader] = WeakSet()
+"""The loaders of this process."""
+
+
+def generators_of_data() -> list[Any]:
+    """Return the generators that this process draws from while it reads items.
+
+    A data set with a state has its own in that.
+    """
+    loaders = [each for each in _all if not each.num_workers and each._stream is None]
+    return [
+        generator
+        for each in loaders
+        for source in (each.dataset, each.collate_fn)
+        for generator in generators_within(source)
+    ]
 
 
 def sharded(

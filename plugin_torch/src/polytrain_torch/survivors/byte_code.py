@@ -151,6 +151,27 @@ def body_after(code: CodeType, at: int) -> range | None:
 
 
 @functools.cache
+def names_in_iterable(code: CodeType, at: int) -> frozenset[str]:
+    """Return the names in the expression that a `for` loop goes through.
+
+    They are empty if the instruction isn't where such a loop gets its next item.
+    """
+    before = [each for each in _instructions(code) if each.offset <= at]
+    if before[-1].opname != "FOR_ITER":
+        return frozenset()
+    while before and before.pop().opname != "GET_ITER":
+        pass
+    names, values = set(), 0
+    while before and values != 1:
+        each = before.pop()
+        argument = each.arg if each.opcode >= dis.HAVE_ARGUMENT else None
+        values += dis.stack_effect(each.opcode, argument, jump=False)
+        if each.opname.startswith("LOAD") and isinstance(each.argval, str):
+            names.add(each.argval)
+    return frozenset(names)
+
+
+@functools.cache
 def loops_of(code: CodeType) -> tuple[range, ...]:
     """Return the offsets of each `for` and `while` loop, from its begin to a jump back there."""
     return tuple(
@@ -162,22 +183,30 @@ def loops_of(code: CodeType) -> tuple[range, ...]:
 
 @functools.cache
 def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
-    """Return the variables that the code reads of each `for` loop around an instruction.
+    """Return the variables that each `for` loop around an instruction sets, innermost loop first.
 
-    The innermost loop is the first.
+    If that one gets its next item at the instruction, those are left out of it that the code never
+    reads: what it goes through knows its own place. In a loop around it, those of the ones inside
+    are left out.
     """
     instructions = _instructions(code)
     read = frozenset[str]().union(*(_uses(each)[0] for each in instructions))
+    around = [
+        number
+        for number, each in enumerate(instructions)
+        if each.opname == "FOR_ITER" and each.offset <= at < each.argval
+    ]
     loops: list[frozenset[str]] = []
-    for number, each in enumerate(instructions):
-        if each.opname != "FOR_ITER" or not each.offset <= at < each.argval:
-            continue
+    inside: set[str] = set()
+    for number in reversed(around):
         found: set[str] = set()
         for other in instructions[number + 1 :]:
             if not other.opname.startswith(("STORE_FAST", "UNPACK", "STORE_DEREF", "CACHE")):
                 break
             found |= _uses(other)[1]
-        loops.insert(0, read.intersection(found))
+        fetches_here = not loops and body_after(code, at) is not None
+        loops.append(frozenset(found & read if fetches_here else found - inside))
+        inside |= found
     return tuple(loops)
 
 

@@ -51,6 +51,14 @@ class Continuation:
         self._entered: dict[tuple[CodeType, int], Loop] = {}
         """The variables when a batch was first fetched at each of these places."""
 
+        self._second: Loop | None = None
+        """The variables at the second step, or a later one if the loop wasn't known to be there.
+
+        Some change, and come back to what they were at the first step: a counter up to a limit, or
+        what alternates. A loop that raises them before its step has the same value at the fetch
+        before another step.
+        """
+
         self._begin: Loop | None = None
         """The variables when the loop fetched its first batch; None once no point needs them."""
 
@@ -62,6 +70,10 @@ class Continuation:
         if self._loop is None or point.frames is None:
             return False
         return self._loop.is_at(point.frames)
+
+    def is_elsewhere(self, frames: Frames) -> bool:
+        """Return whether a fetch of a batch is another one than the loop's."""
+        return self._loop is not None and not self._loop.is_at(frames)
 
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
@@ -95,12 +107,15 @@ class Continuation:
         return self._frames
 
     def see_loop(self, next_point: int) -> None:
-        """Look at the variables of the loop that takes the first step.
+        """Look at the variables of the loop that takes the first step, and at the second again.
 
         Args:
             next_point: number of the point that comes after this step.
         """
-        if self._loop is not None or self.why_not:
+        if self.why_not or self._second is not None:
+            return
+        if self._loop is not None:
+            self._see_again(self._loop, next_point)
             return
         self._first_point = next_point
         try:
@@ -117,6 +132,13 @@ class Continuation:
         except Exception as error:  # variables and states may be anything
             self.refuse(f"its variables can't be looked at: {type(error).__name__}: {error}")
 
+    def _see_again(self, loop: Loop, next_point: int) -> None:
+        # Optimizers may step in turn, and an evaluation may have fetched batches since.
+        if next_point > self._first_point and loop.is_at(self._frames):
+            # If they can't be looked at now, they are compared with the first fetch's.
+            with contextlib.suppress(Exception):
+                self._second = Loop(self._frames, self.known())
+
     def pass_point(self, point: CleanPoint) -> None:
         """Note a point. What the first step began with is held only while its state may be asked.
 
@@ -124,7 +146,7 @@ class Continuation:
         """
         if point.first <= self._first_point:
             self._last_of_first = point.number
-        elif point.number >= self._last_of_first + KeptStates.POINTS:
+        elif self._second and point.number >= self._last_of_first + KeptStates.POINTS:
             self._begin = None
 
     def expect_possible(self, point: CleanPoint) -> None:
@@ -154,19 +176,21 @@ class Continuation:
         Raises:
             NotCleanError: at the point there was something that a restart wouldn't find.
         """
-        carried = self._carried() or _carried(self._loop, point)
-        if carried is None and not self.shows_carried(point):
-            carried = _carried(self._begin, point)
-            if carried is not None:
-                carried = f"it has taken one step since it started, and {carried}"
+        carried = self._carried() or self._carried_by_loop(point)
         if carried is not None:
             raise NotCleanError(carried)
 
-
-def _carried(since: Loop | None, point: CleanPoint) -> str | None:
-    """Return what a loop has changed by a point, and a restart wouldn't find; None if nothing."""
-    if point.frames is None:
-        return None
-    if since is None or not since.frames:
-        return "its loop isn't known"
-    return since.carried(point.frames, point.progress, has_batch=not point.is_over)
+    def _carried_by_loop(self, point: CleanPoint) -> str | None:
+        """Return what a loop has changed by a point, which a restart wouldn't find, if anything."""
+        if point.frames is None:
+            return None
+        shows = self.shows_carried(point)
+        other = (self._second or self._begin) if shows else self._begin
+        if self._loop is None or other is None or not other.frames:
+            return "its loop isn't known"
+        carried = self._loop.carried(
+            point.frames, point.progress, has_batch=not point.is_over, other=other
+        )
+        if carried is None or shows:
+            return carried
+        return f"it has taken one step since it started, and {carried}"

@@ -11,18 +11,26 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from polytrain.extension import is_installed
+from polytrain_torch.loaders.prepared import generators_of_data
+from polytrain_torch.randomness import seed_in
 from polytrain_torch.survivors.byte_code import (
     body_after,
     functions_of_loops,
     globals_of,
     instruction_of,
     loops_of,
+    names_in_iterable,
     read_after,
     targets_around,
 )
@@ -112,7 +120,12 @@ class Loop:
         ]
 
     def carried(
-        self, frames: Frames, progress: Mapping[str, Any], *, has_batch: bool
+        self,
+        frames: Frames,
+        progress: Mapping[str, Any],
+        *,
+        has_batch: bool,
+        other: Loop | None = None,
     ) -> str | None:
         """Return what keeps a restart from continuing at a clean point; None if nothing does.
 
@@ -120,22 +133,34 @@ class Loop:
             frames: the frames at the point.
             progress: the progress that `TrainingState.restore` would return.
             has_batch: whether a batch came next; otherwise the epoch was over.
+            other: this loop at another time, since which nothing may have changed either.
         """
         library = _library(frames)
         if library is not None:
             return f"its loop is in {library}, whose counters aren't known"
-        if not self.is_at(frames):
+        times = [each for each in (self, other) if each is not None]
+        if not all(each.is_at(frames) for each in times):
             return "it trains in several places"
+        if any(_takes_a_number(*each) for each in frames if not _is_between(each[0])):
+            return "its loop takes a number of batches (islice, or zip and range), and would again"
         now = _Variables(frames, self.known, has_batch=has_batch)
+        before = [each._first for each in times]
+        if any(each.drawn != now.drawn for each in before):
+            return "its data set draws from a generator of its own, which isn't in TrainingState"
+        numbers = [each for each in progress.values() if type(each) is int]
         for (name, where), value in now.references.items():
-            first = self._first.references.get((name, where))
-            if first is not None and self._first.snapshot.equals(first, now.snapshot, value):
+            if all(each.has((name, where), now.snapshot, value) for each in before):
                 continue
             # A restart that begins its loop with the saved number sets the variable to it.
-            saved = progress.values() if where == _AROUND else [progress.get(name)]
+            saved = numbers if where == _AROUND else [progress.get(name)]
             if any(type(each) is int and value == (int, each) for each in saved):
                 continue
             return f"its variable {name!r} changes from step to step, and isn't in TrainingState"
+        for place, value in now.attributes.items():
+            is_same = all(each.attributes.get(place) == value for each in before)
+            if not is_same and not (type(value) is int and value in numbers):
+                _, kind, name = place
+                return f"{name!r} of a {kind} changes from step to step, and isn't in its state"
         return None
 
 
@@ -143,12 +168,22 @@ class _Variables:
     """What the variables hold that the code after these points reads."""
 
     def __init__(self, frames: Frames, known: Sequence[Any], *, has_batch: bool) -> None:
+        parts = set(map(id, known))
+        # Their order is no matter, and may change.
+        drawn = [seed_in([each]) for each in generators_of_data() if id(each) not in parts]
+        self.drawn = Counter(drawn)
+        self.attributes = _attributes(known)
         self.snapshot = Snapshot(known, {frame.f_code for frame, _ in frames})
         self.references = {
             place: self.snapshot.add(value)
             for place, value in _values(frames, has_batch=has_batch).items()
         }
         self.snapshot.take()
+
+    def has(self, place: tuple[str, str], snapshot: Snapshot, value: Any) -> bool:
+        """Return whether a variable holds what another snapshot's value held."""
+        mine = self.references.get(place)
+        return mine is not None and self.snapshot.equals(mine, snapshot, value)
 
 
 def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
@@ -178,6 +213,19 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
     return dict(sorted(found.items()))
 
 
+def _attributes(known: Sequence[Any]) -> dict[tuple[int, str, str], Any]:
+    """Return the plain values that modules have beside their state, by module, class and name."""
+    return {
+        (id(each), type(each).__qualname__, name): value
+        for each in known
+        if isinstance(each, torch.nn.Module) and not isinstance(each, DistributedDataParallel)
+        # At once: the training may set attributes meanwhile.
+        for name, value in [*vars(each).items()]
+        # The loop sets it itself, before an evaluation and after.
+        if isinstance(value, PLAIN) and name != "training"
+    }
+
+
 def _never_empty(frame: FrameType) -> frozenset[int]:
     """Return where a frame's loops over micro-batches begin: they always have one."""
     found = []
@@ -188,6 +236,17 @@ def _never_empty(frame: FrameType) -> frozenset[int]:
         if value is micro_batches:
             found.append(offset)
     return frozenset(found)
+
+
+def _takes_a_number(frame: FrameType, at: int) -> bool:
+    """Whether a `for` loop ends by a count of its batches, which is in no variable."""
+    names = names_in_iterable(frame.f_code, at)
+    values = (frame.f_locals.get(name) for name in names)
+    return (
+        "islice" in names
+        or {"zip", "range"} <= names
+        or any(isinstance(each, islice) for each in values)
+    )
 
 
 def _is_between(frame: FrameType) -> bool:
