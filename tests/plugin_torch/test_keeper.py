@@ -11,11 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.plugin_torch.kept_ranks import Session, small_state
+from torch.utils.data import DataLoader
 
 from polytrain.extension import KeptState, NotCleanError, Place
+from polytrain_torch import prepare_data_loader
 from polytrain_torch.randomness import file_of
 from polytrain_torch.survivors import keeper, point_writer
 from polytrain_torch.survivors.keeper import Keeper
@@ -66,10 +69,19 @@ class Rank:
         self.keeper.after_forward()
         return found
 
-    def step(self) -> None:
+    def backward(self) -> None:
+        self.keeper.gradients.computed()
         self.forward().square().sum().backward()
-        self.keeper.before_step(self.optimizer)
-        self.optimizer.step()
+
+    def take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer take its step."""
+        self.keeper.before_step(optimizer)
+        optimizer.step()
+        self.keeper.gradients.used_by(optimizer)
+
+    def step(self) -> None:
+        self.backward()
+        self.take(self.optimizer)
 
     def report(self) -> None:
         self.keeper.at_report({"loss": 1.0}, {"epoch": 1})
@@ -80,7 +92,7 @@ class Rank:
 
     def write(self, directory: Path, lost: Rank | None = None) -> Place:
         """Write the state at this one's point. It is rank 0, and the lost one rank 1."""
-        point = self.session.writer.hold(0, lambda: True)
+        point = self.session.writer.hold(0, lambda: False)
         kept = {0: self.states(), 1: () if lost is None else lost.states()}
         return self.session.writer.write(kept, point, directory)
 
@@ -140,7 +152,7 @@ def test_a_report_within_an_accumulation_is_no_point(
         rank.optimizer.zero_grad()
         rank.keeper.at_report({"loss": 1.0}, {"batch": 1})
         for batch in (2, 3):
-            rank.forward().square().sum().backward()
+            rank.backward()
             rank.keeper.at_report({"loss": 1.0}, {"batch": batch})
         rank.write(tmp_path)
 
@@ -151,6 +163,192 @@ def test_a_report_within_an_accumulation_is_no_point(
         "the gradients so far, and a restart from it loses them. Report after the step, once for "
         "all batches whose gradients it adds up."
     ) == 1
+
+
+@pytest.mark.parametrize("where", ["one steps later", "another steps for every second batch"])
+def test_gradients_that_the_next_step_is_to_use_are_not_left_out(
+    within: Within, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A restart would begin with the next batch."""
+
+    def train() -> None:
+        other = torch.nn.Linear(2, 1)
+        seldom = torch.optim.SGD(other.parameters(), lr=0.1)
+        parts = {"other": other, "seldom": seldom} if where.startswith("another") else {}
+        rank = Rank(monkeypatch, fetches=False, **parts)
+        for batch in range(6):
+            rank.fetch()
+            if batch == 5:
+                break
+            if not parts:
+                if batch:
+                    rank.take(rank.optimizer)
+                    rank.optimizer.zero_grad()
+                rank.backward()
+                continue
+            other(torch.ones(2)).sum().backward()
+            rank.step()
+            if batch % 2:
+                rank.take(seldom)
+                seldom.zero_grad()
+        with pytest.raises(NotCleanError, match="gradients that its next step was to use"):
+            rank.session.writer.hold(0, lambda: False)
+
+    within(train)
+
+
+def test_a_discriminator_that_has_gradients_of_the_generators_loss_is_kept(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its next step doesn't use them."""
+
+    def train() -> None:
+        critic = torch.nn.Linear(3, 1)
+        its = torch.optim.SGD(critic.parameters(), lr=0.1)
+        rank = Rank(monkeypatch, fetches=False, critic=critic, its=its)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 4:
+                break
+            its.zero_grad()
+            rank.keeper.gradients.computed()
+            critic(rank.forward().detach()).sum().backward()
+            rank.take(its)
+            rank.optimizer.zero_grad()
+            rank.keeper.gradients.computed()
+            critic(rank.forward()).sum().backward()
+            rank.take(rank.optimizer)
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+
+
+def test_a_state_is_kept_after_an_evaluation_within_an_epoch(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def loader(rank: Rank) -> Iterator[int]:
+        for batch in range(2):
+            rank.fetch_for(sys._getframe(1))
+            yield batch
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 3:
+                break
+            rank.step()
+            for _ in loader(rank):
+                with pytest.raises(NotCleanError, match="batches in several places"):
+                    rank.session.writer.hold(0, lambda: False)
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+
+
+def test_what_alternates_from_step_to_step_is_carried(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before the fourth batch it is what it was at the first step."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        is_even = True
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 3:
+                break
+            is_even = not is_even
+            rank.step()
+        assert not is_even
+        with pytest.raises(NotCleanError, match="'is_even' changes from step to step"):
+            rank.write(tmp_path)
+
+    within(train)
+
+
+def test_a_modules_attribute_that_no_checkpoint_has_is_carried(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        rank.model.temperature = 1.0
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 3:
+                break
+            rank.model.temperature *= 0.9
+            rank.step()
+        with pytest.raises(NotCleanError, match="'temperature' of a Sequential changes"):
+            rank.write(tmp_path)
+
+    within(train)
+
+
+class Noisy:
+    """Draws from a generator that no checkpoint has."""
+
+    def __init__(self) -> None:
+        self.transforms = [torch.nn.Identity(), Noise()]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        return torch.tensor(self.transforms[1]())
+
+
+class Noise:
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(0)
+
+    def __call__(self) -> float:
+        return self.numbers.normal()
+
+
+def test_a_data_set_that_draws_from_its_own_generator_is_noticed(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        data: Any = Noisy()
+        batches = iter(prepare_data_loader(DataLoader(data)))
+        rank = Rank(monkeypatch, fetches=False)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 2:
+                break
+            next(batches)
+            rank.step()
+        with pytest.raises(NotCleanError, match="data set draws from a generator of its own"):
+            rank.write(tmp_path)
+
+    within(train)
+
+
+def test_a_group_that_was_added_after_the_report_whose_progress_a_restart_gets_is_not_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It adds the groups that it had then, and couldn't restore another one."""
+
+    def train() -> None:
+        other = torch.nn.Linear(2, 1)
+        rank = Rank(monkeypatch, fetches=False, other=other)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 3:
+                break
+            if rank.keeper.steps == 2:
+                rank.report()
+                rank.optimizer.add_param_group({"params": other.parameters()})
+            rank.step()
+        with pytest.raises(NotCleanError, match="has got other parameters since"):
+            rank.write(tmp_path)
+        rank.report()
+        rank.write(tmp_path)
+
+    within(train)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +380,15 @@ def test_weights_that_an_evaluation_swaps_are_not_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     def train() -> None:
-        rank = Rank(monkeypatch)
-        rank.step()
+        rank = Rank(monkeypatch, fetches=False)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps:
+                break
+            rank.step()
         if where == "report":
             rank.report()
         else:
-            rank.fetch()
             rank.keeper.epoch_is_over()
         rank.model[0].weight.data.mul_(0.5)
         # The loader of the evaluation ends, too.
@@ -377,7 +578,43 @@ class Copies:
         self.steps.append(write.__self__.steps)  # type: ignore[attr-defined]  # it is the keeper's
 
     def confirm(self) -> None:
-        raise NotImplementedError
+        """Have the last one count."""
+
+
+def test_a_copy_counts_once_all_loaders_of_a_step_have_a_batch(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the second has none, the loop is over, and what follows may need its variables."""
+    confirmed: list[int] = []
+    rank: Any = None
+
+    class Confirmed(Copies):
+        def confirm(self) -> None:
+            confirmed.append(rank.keeper.steps)
+
+    def batches() -> Iterator[int]:
+        for batch in range(3):
+            rank.fetch_for(sys._getframe(1))
+            rank.keeper.has_batch()
+            yield batch
+
+    def train() -> None:
+        nonlocal rank
+        rank = Rank(monkeypatch, fetches=False)
+        rank.session.copies = Confirmed()
+        for _ in zip(batches(), batches(), strict=True):
+            rank.step()
+        # Before the first step nobody knows that there is a second loader.
+        assert confirmed == [0, 1, 2, 3]
+        confirmed.clear()
+        for _ in range(2):
+            for _ in batches():
+                rank.step()
+            rank.fetch()
+            rank.keeper.epoch_is_over()
+        assert confirmed == [3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9]
+
+    within(train)
 
 
 @pytest.mark.parametrize("by_for", [False, True])

@@ -206,6 +206,38 @@ def test_groups_that_training_has_added_are_added_again_before_they_are_restored
     assert run(again, restore_from=checkpoint).metrics == {"lr": 0.01}
 
 
+def test_gradients_are_missing_only_between_backward_and_step(run: Run) -> None:
+    """The step of some optimizers begins with the forward and the backward pass."""
+    found: list[bool] = []
+
+    def train() -> None:
+        model = prepare_model(layer())
+        optimizer = torch.optim.LBFGS(model.parameters())
+        TrainingState(model=model, optimizer=optimizer).restore()
+        keeps = keeper()
+        assert keeps is not None
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            squared: torch.Tensor = model(torch.tensor([9.0, 1.0])).square().sum()
+            squared.backward()
+            return squared
+
+        optimizer.step(loss)
+        found.append(keeps.gradients.exist())
+        loss()
+        found.append(keeps.gradients.exist())
+        optimizer.zero_grad()
+        scaler = torch.amp.GradScaler("cpu", init_scale=torch.finfo(torch.float32).max)
+        scaler.scale(model(torch.tensor([1.0, 9.0])).square().sum()).backward()
+        # It leaves the step out.
+        scaler.step(optimizer)
+        found.append(keeps.gradients.exist())
+
+    run(train)
+    assert found == [False, True, False]
+
+
 def test_a_generator_that_is_a_part_is_known_to_come_back(run: Run) -> None:
     def train() -> None:
         state = TrainingState(model=layer(), numbers=(numbers := torch.Generator()))

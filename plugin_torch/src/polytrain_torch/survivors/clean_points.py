@@ -29,6 +29,8 @@ _STUCK_S = 0.2
 
 _NAP_S = 0.001
 
+_STEPS = "it was inside of an optimizer's step"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanPoint:
@@ -78,6 +80,9 @@ class CleanPoints:
         self.has_stepped = False
         """Whether an optimizer has stepped since then."""
 
+        self.why_dirty = _STEPS
+        """What has kept the training from a point since then."""
+
         self.on_gpu: GpuPoints[CleanPoint] | None = None
         """Which point the GPU is at; None if the parameters are on the CPU."""
 
@@ -101,6 +106,7 @@ class CleanPoints:
             is_held = self._is_held
             if not is_held:
                 self._is_dirty = self.has_stepped = True
+                self.why_dirty = _STEPS
                 if self.on_gpu is not None:
                     self.on_gpu.leave(versions())
         if is_held:

@@ -14,19 +14,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from polytrain import ValidationTaskConfig, get_context
 from polytrain.extension import KeptStates, Place, Survivor, survivor
 from polytrain_torch.checkpoints.shard_copies import write_part, write_replica
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward
+from polytrain_torch.private import replace_backward_engine
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.byte_code import instruction_of
 from polytrain_torch.survivors.clean_points import CleanPoint, CleanPoints
 from polytrain_torch.survivors.continuation import Continuation
 from polytrain_torch.survivors.depot import depot
@@ -37,6 +42,7 @@ from polytrain_torch.survivors.kept_by_rank import LENGTHS, State
 from polytrain_torch.survivors.live_parts import LiveParts
 from polytrain_torch.survivors.loop_variables import Frames
 from polytrain_torch.survivors.point_writer import Files, PointWriter, write_files
+from polytrain_torch.survivors.unused_gradients import UnusedGradients
 from polytrain_torch.virtual_workers import current as virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -87,12 +93,16 @@ class Keeper:
         self._own: State = {}
         """What a library's trainer has on this rank alone, as plain values."""
 
-        self._has_gone_forward = False
-        """Whether a model has been trained on a batch since the last step."""
-
         self._may_be_whole = True
         """Whether a restart would have found the variables at the end of each epoch so far."""
 
+        self._fetched: dict[tuple[CodeType, int], int] = {}
+        """Where batches are fetched, and the number of backward passes before the last of each."""
+
+        self._several: set[tuple[CodeType, int]] = set()
+        """Where some were fetched without a backward pass between: another loader may have none."""
+
+        self._fetches_for_several = False
         self._has_warned = False
         self._has_begun = False
         self.steps = 0
@@ -100,6 +110,9 @@ class Keeper:
 
         self._survivor: Survivor = survivor()
         self._live = LiveParts(parts)
+        self.gradients = UnusedGradients(self._live.optimizers.values())
+        """Tells whether a checkpoint would lack some."""
+
         self._generators = Generators()
         self._points = CleanPoints()
         self.continuation = Continuation(
@@ -150,7 +163,6 @@ class Keeper:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
-        self._has_gone_forward = False
         self.steps += 1
         try:
             self._points.leave(self._live.versions)
@@ -158,6 +170,9 @@ class Keeper:
             self.refuse(str(error))
         if not self.keeps:
             return
+        if self._survivor.copies is not None:
+            # There was a batch of all loaders.
+            self._survivor.copies.confirm()
         if self.by_batch:
             self.continuation.see_loop(self._points.next_number)
         if optimizer not in self._live.optimizers.values():
@@ -168,16 +183,36 @@ class Keeper:
         if not self.keeps:
             return
         self.continuation.fetch(frame)
-        if self._points.has_stepped or not self.continuation.has_fetched:
-            self._pass(frames=self.continuation.frames_at(frame))
+        if self._survivor.copies is not None and frame is not None:
+            self._see_fetch((frame.f_code, instruction_of(frame)))
+        if not self._points.has_stepped and self.continuation.has_fetched:
+            return
+        frames = self.continuation.frames_at(frame)
+        if self.gradients.exist():
+            # A restart would begin with the next batch, without them.
+            self._points.why_dirty = "it had gradients that its next step was to use"
+        elif self.continuation.is_elsewhere(frames):
+            # It may evaluate: then the loop's own fetch comes next.
+            self._points.why_dirty = "it gets batches in several places"
+        else:
+            self._pass(frames=frames)
+
+    def _see_fetch(self, place: tuple[CodeType, int]) -> None:
+        """Note where a batch is fetched: `zip` does so from several loaders before a step."""
+        if self._fetched.get(place) == self.gradients.passes:
+            self._several.add(place)
+        self._fetched[place] = self.gradients.passes
+        self._fetches_for_several = place in self._several
 
     def has_batch(self) -> None:
         """Note that the loop gets its next batch."""
-        if self._survivor.copies is not None:
+        if self._survivor.copies is not None and not self._fetches_for_several:
             self._survivor.copies.confirm()
 
     def epoch_is_over(self) -> None:
         """Note that there was no batch left."""
+        # The next epoch's first one is fetched at the same place.
+        self._fetched.clear()
         point = self._points.last
         if point is None or point.frames is None or point.is_over or self._points.has_stepped:
             return
@@ -228,7 +263,8 @@ class Keeper:
             validation: whether the report requests a validation.
         """
         self.progress = progress
-        if self.accumulates():
+        self._live.note_groups()
+        if self.gradients.exist():
             self._warn_of_gradients()
         elif self.keeps and self._has_begun:
             self._pass(frames=None, reported=metrics, validation=validation)
@@ -276,7 +312,6 @@ class Keeper:
         Args:
             own: what it will have on this rank alone, if that is known.
         """
-        self._has_gone_forward = True
         # What virtual workers end their step with is every rank's own knowledge.
         if self._kept is not None and self.keeps and virtual_workers() is None:
             forecast = {"own": own} if own else {}
@@ -284,10 +319,6 @@ class Keeper:
                 self._put(forecast, point=self._points.next_number, is_forecast=True)
             except Exception as error:  # a GPU that can't take it; the training continues
                 self._writer.why_not = f"{type(error).__name__}: {error}"
-
-    def accumulates(self) -> bool:
-        """Return whether there are gradients that no optimizer has used."""
-        return self._has_gone_forward and self._live.have_gradients()
 
     def _warn_of_gradients(self) -> None:
         if not self._has_warned and get_context().get_world_rank() == 0:
@@ -366,6 +397,7 @@ class Keeper:
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
         is_new = self._points.reach(point)
+        self.gradients.passed()
         self.continuation.pass_point(point)
         copies = self._survivor.copies
         if copies is not None and is_new and self.continuation.shows_carried(point):
@@ -472,6 +504,8 @@ def start(keeps: Keeper) -> Keeper:
     if not _has_hooks:
         _has_hooks = True
         register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_post_hook(_after_step)
+        replace_backward_engine(_telling)
         after_forward.append(_after_forward)
     context = get_context()
     if _current is not None and _current[0] is context:
@@ -495,6 +529,21 @@ def unnoted_steps() -> AbstractContextManager[None]:
 def _before_step(optimizer: Any, *_: Any) -> None:
     if _current is not None:
         _current[1].begins_step(optimizer)
+
+
+def _after_step(optimizer: Any, *_: Any) -> None:
+    if _current is not None:
+        _current[1].gradients.used_by(optimizer)
+
+
+def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
+    def told(*args: Any, **options: Any) -> Any:
+        # `torch.autograd.grad` returns gradients, and leaves the parameters' as they are.
+        if _current is not None and options.get("accumulate_grad"):
+            _current[1].gradients.computed()
+        return run(*args, **options)
+
+    return told
 
 
 def _after_forward() -> None:

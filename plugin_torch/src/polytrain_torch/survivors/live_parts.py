@@ -83,6 +83,9 @@ class LiveParts:
         self.compares = False
         """Whether ranks' parameters have to be compared, because no DDP model has sent them."""
 
+        self._groups: list[list[int]] = []
+        """How many parameters each optimizer's groups have when a restart would restore them."""
+
         self._states = -1
         """Number of the optimizers' states that `_large` has."""
 
@@ -92,6 +95,18 @@ class LiveParts:
 
         self._are_numbers = False
         """Whether these are numbers of one type."""
+
+        self.note_groups()
+
+    def note_groups(self) -> None:
+        """Note the optimizers' groups, which a restart makes again by the progress of now."""
+        self._groups = self._groups_now()
+
+    def _groups_now(self) -> list[list[int]]:
+        return [
+            [len(group["params"]) for group in each.param_groups]
+            for each in self.optimizers.values()
+        ]
 
     def begin(self, *, whose: str, copies_shards: bool, copies_gpu: bool) -> str | None:
         """Look at the parts before they are first kept; return the reason if they can't be.
@@ -276,10 +291,6 @@ class LiveParts:
             values.append(torch.take(own, at) if own.numel() else own)
         return digest(values)
 
-    def have_gradients(self) -> bool:
-        """Return whether a parameter has a gradient."""
-        return any(each.grad is not None for each in self._parameters)
-
     def changed_by_forward(self) -> set[int]:
         """Return ids of the buffers that a forward pass alone changes: those of batch norms."""
         return {
@@ -309,6 +320,8 @@ class LiveParts:
         Raises:
             NotCleanError: the state isn't the point's any more.
         """
+        if self._groups_now() != self._groups:
+            raise NotCleanError("an optimizer has got other parameters since it last reported")
         buffers = self._buffers_now()
         if [id(each) for each in buffers] != [id(each) for each in self.buffers] or [
             each.data_ptr() for each in buffers

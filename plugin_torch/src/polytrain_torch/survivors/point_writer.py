@@ -94,7 +94,7 @@ class PointWriter:
         found = self._points.hold(point, has_time)
         if found is None:
             why = self._continuation.why_not or self.why_not
-            raise NotCleanError(why or "it was inside of an optimizer's step")
+            raise NotCleanError(why or self._points.why_dirty)
         with self._beside_training():
             self.prove(found)
         self._held = found
