@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
+from polytrain.api.backend_checks import raise_if_any
 from polytrain.api.trainer import Trainer
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
@@ -28,9 +29,7 @@ class FrameworkConfig:
     """The backend's name, as for `make_trainer`."""
 
     def __post_init__(self) -> None:
-        problems = tuple(field_problems(self))
-        if problems:
-            raise InvalidJobError(problems)
+        raise_if_any(field_problems(self))
 
     def options(self) -> Mapping[str, Any]:
         """The backend's options."""
@@ -192,12 +191,14 @@ class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
         if kind is not None and config is None:
             config = kind()
         given = dict(arguments)
-        problems = tuple(_refused(metadata=given.pop("metadata", None)))
+        problems: list[Problem] = []
+        if given.pop("metadata", None) is not None:
+            remedy = "Pass it in train_loop_config, which the training function gets"
+            problems.append(Problem(field="metadata", what="a run stores none", remedy=remedy))
         if config is not None and not isinstance(config, kind or FrameworkConfig):
             field = "backend_config" if kind is None else f"{kind.backend_name}_config"
-            problems += (wrong_type(field, config, kind or FrameworkConfig),)
-        if problems:
-            raise InvalidJobError(problems)
+            problems.append(wrong_type(field, config, kind or FrameworkConfig))
+        raise_if_any(problems)
         # The reference backend adds nothing to a training function.
         backend = load_backend("reference" if config is None else config.backend_name)
         options = {} if config is None else dict(config.options())
@@ -305,15 +306,6 @@ class TensorflowTrainer(DataParallelTrainer):
     ) -> None:
         self._init(
             train_loop_per_worker, tensorflow_config, RayTrainArguments, arguments, TensorflowConfig
-        )
-
-
-def _refused(*, metadata: Any) -> Iterator[Problem]:
-    if metadata is not None:
-        yield Problem(
-            field="metadata",
-            what="a run stores none",
-            remedy="Pass it in train_loop_config, which the training function gets",
         )
 
 

@@ -62,33 +62,33 @@ class Tracking:
             is_urgent: returns whether the program wants to end without waiting for trackers.
         """
         self._is_urgent = is_urgent
-        self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
+        self._senders = tuple(_Sender(each, facts, own_token, check_lease) for each in trackers)
 
     def follow(self, entry: Entry) -> None:
         """Queue an entry of the journal, to be sent on another thread."""
         if isinstance(entry, MetricsReported) and entry.rank:
             return
-        for courier in self._couriers:
-            courier.take(entry)
+        for sender in self._senders:
+            sender.take(entry)
 
     def __enter__(self) -> Tracking:
-        for courier in self._couriers:
-            courier.start()
+        for sender in self._senders:
+            sender.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Send missing rows. The journal is complete, and this driver still holds its lease."""
-        for courier in self._couriers:
-            courier.end()
+        for sender in self._senders:
+            sender.end()
         deadline = time.monotonic() + _END_WITHIN_S
-        for courier in self._couriers:
+        for sender in self._senders:
             # Wait in short steps: a signal that makes the end urgent doesn't interrupt a wait.
-            while courier.is_busy and time.monotonic() < deadline and not self._is_urgent():
-                courier.join(0.1)
-            courier.stop_sending()
+            while sender.is_alive() and time.monotonic() < deadline and not self._is_urgent():
+                sender.join(0.1)
+            sender.stop_sending()
 
 
-class _Courier:
+class _Sender(threading.Thread):
     """A thread that sends to one tracker.
 
     It takes entries from the queue. If some have fallen out, because the tracker was unavailable or
@@ -102,6 +102,7 @@ class _Courier:
         own_token: int,
         check_lease: Callable[[], None],
     ) -> None:
+        super().__init__(name=f"polytrain-{tracker.name}", daemon=True)
         self._check_lease = check_lease
         self._tracker = tracker
         self._facts = facts
@@ -124,37 +125,23 @@ class _Courier:
         self._delivery: TrackerDelivery | None = None
         self._ending = threading.Event()
         self._has_stopped_sending = False
-        self._thread = threading.Thread(
-            target=self._work, name=f"polytrain-{tracker.name}", daemon=True
-        )
 
     def take(self, entry: Entry) -> None:
         self._queue.append((self._taken, entry))
         self._taken += not isinstance(entry, _UNCOUNTED)
 
-    def start(self) -> None:
-        self._thread.start()
-
     def end(self) -> None:
         """Let the thread send the missing rows, and end."""
         self._ending.set()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the thread hasn't ended."""
-        return self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, for at most `timeout_s` seconds."""
-        self._thread.join(timeout_s)
-
     def stop_sending(self) -> None:
         """Stop sending; unsent rows are left to `polytrain sync`."""
-        if self.is_busy:
+        if self.is_alive():
             self._has_stopped_sending = True
             self._warn_of_the_rest("it takes too long")
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Send rows until the run has ended and none is missing."""
         wait_s = 0.0
         while not self._ending.wait(wait_s):
             try:
