@@ -12,7 +12,7 @@ from importlib import import_module
 
 import click
 
-from polytrain.output.echo import PrintableFormatter, echo, echo_lines
+from polytrain.output.echo import PrintableFormatter, echo_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +80,14 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, known.help) for name, known in COMMANDS.items()])
 
 
-def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        echo(f"polytrain {version('polytrain-core')}")
-        context.exit()
-
-
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong command line or job, 3 there is no such run, "
     "75 stopped or interrupted: fit() resumes it.",
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version.",
+@click.version_option(
+    package_name="polytrain-core", message="polytrain %(version)s", help="Show the version."
 )
 def polytrain() -> None:
     """Train, look at runs in any storage, and prepare this machine for them.

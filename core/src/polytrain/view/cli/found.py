@@ -81,8 +81,8 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
-class RunNotFound(click.ClickException):
-    """There is no run where one was named."""
+class NotFound(click.ClickException):
+    """There is no run, or no storage, where one was named."""
 
     exit_code = NOT_FOUND
 
@@ -98,7 +98,7 @@ def named_run(name: str) -> PresentRun:
     """Return the run of this path, address or name.
 
     Raises:
-        RunNotFound: there is none.
+        NotFound: there is none.
         click.ClickException: it can't be read.
     """
     from polytrain.storage.location import Location, is_address
@@ -112,7 +112,7 @@ def named_run(name: str) -> PresentRun:
         found = read_run(Location.of(place, retry_s=0))
         if found is not None:
             return found
-    raise RunNotFound(_not_found(places))
+    raise NotFound(_not_found(places))
 
 
 def storage_at(place: str, argument: str) -> Location:

@@ -45,7 +45,7 @@ def _facts_of(run: str) -> Facts:
     """Return the facts of the run of this path, address or name.
 
     Raises:
-        RunNotFound: there is none.
+        NotFound: there is none.
         click.ClickException: it can't be read.
     """
     found = named_run(run)

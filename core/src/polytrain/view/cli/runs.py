@@ -13,7 +13,7 @@ from polytrain.output.echo import echo, echo_lines
 from polytrain.output.line_layout import columns, padded, printable
 from polytrain.storage import DEFAULT_STORAGE
 from polytrain.view.cli.found import (
-    NOT_FOUND,
+    NotFound,
     as_json,
     print_json,
     read_run,
@@ -34,12 +34,6 @@ _COLUMNS = (
 )
 
 
-class StorageNotFound(click.ClickException):
-    """There is no storage where one was named."""
-
-    exit_code = NOT_FOUND
-
-
 @click.command("runs")
 @click.argument("storage", default=DEFAULT_STORAGE)
 @as_json
@@ -50,9 +44,9 @@ def command(storage: str, as_json: bool) -> None:
     location = storage_at(storage, "STORAGE")
     if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
         if Path(location.address).exists():
-            raise StorageNotFound(f"{location.address} is a file. Give a directory of runs.")
+            raise NotFound(f"{location.address} is a file. Give a directory of runs.")
         meant = did_you_mean_file(Path(location.address))
-        raise StorageNotFound(f"There is no directory {location.address}. {meant}".strip())
+        raise NotFound(f"There is no directory {location.address}. {meant}".strip())
     with readable(location):
         names = list(_names(location))
     rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
