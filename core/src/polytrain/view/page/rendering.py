@@ -8,7 +8,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -40,26 +40,20 @@ _LISTED = {
 """Rows of each table, of which the page's JSON has more, and charts that aren't folded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """How a page that is served follows its run."""
-
-    refresh_s: float | None
-    """Seconds after which it fetches itself again; None if the run has ended."""
-
-
-def page(facts: Facts, live: Live | None = None) -> str:
+def page(facts: Facts, *, is_live: bool = False, refresh_s: float | None = None) -> str:
     """Return the page of a run.
 
     Args:
         facts: what it shows.
-        live: how it follows the run, if it is served.
+        is_live: whether it is served.
+        refresh_s: seconds after which it fetches itself again; None if the run has ended.
     """
     charts, by_name = _charts(facts), {metric.name: metric for metric in facts.metrics}
     return _rendered(
         "page.html",
         as_json(facts),
-        live,
+        is_live=is_live,
+        refresh_s=refresh_s,
         facts=facts,
         verdict=verdict(facts),
         chart=chart_of(facts),
@@ -79,7 +73,6 @@ def comparison_page(first: Facts, second: Facts) -> str:
         strict_json.plain(
             {**asdict(found), "runs": found.names, "drawn": [asdict(each) for each in overlays]}
         ),
-        None,
         runs=runs,
         verdicts=[verdict(run) for run in runs],
         comparison=found,
@@ -108,10 +101,17 @@ def _charts(facts: Facts) -> tuple[Chart, ...]:
     return charts_of(names, score_of(facts.settings)[0])
 
 
-def _rendered(template: str, data: Mapping[str, Any], live: Live | None, **names: Any) -> str:
+def _rendered(
+    template: str,
+    data: Mapping[str, Any],
+    *,
+    is_live: bool = False,
+    refresh_s: float | None = None,
+    **names: Any,
+) -> str:
     """Return a page, with what it shows as JSON in it."""
     scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("axis.js"), _asset("page.js")]
-    if live is not None:
+    if is_live:
         scripts.append(_asset("live.js"))
     styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
     return (
@@ -121,9 +121,9 @@ def _rendered(template: str, data: Mapping[str, Any], live: Live | None, **names
             data=_in_script(data),
             scripts=scripts,
             styles=styles,
-            policy=_policy(scripts, styles, is_live=live is not None),
-            is_live=live is not None,
-            refresh_s=None if live is None else live.refresh_s,
+            policy=_policy(scripts, styles, is_live=is_live),
+            is_live=is_live,
+            refresh_s=refresh_s,
             listed=_LISTED,
             **names,
         )

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from polytrain.record.history import JOURNAL
 from polytrain.storage.location import Location
 from polytrain.view.page.reading import read_facts
-from polytrain.view.page.rendering import Live, page
+from polytrain.view.page.rendering import page
 from polytrain.view.run_state import RunState
 from polytrain_plugins import PolytrainError
 
@@ -104,7 +104,7 @@ class _Pages:
                 is_running = facts.source.state is RunState.RUNNING
                 # By the page before: what this one takes isn't known yet.
                 refresh_s = max(_REFRESH_S, self._took_s / _SHARE) if is_running else None
-                self._text = page(facts, Live(refresh_s=refresh_s))
+                self._text = page(facts, is_live=True, refresh_s=refresh_s)
                 self._took_s = time.monotonic() - began
                 self._refresh_s = refresh_s
                 self._made_of = written
