@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.api.result import Result
-from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.checkpoint import Checkpoint, verify_here
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.errors import CheckpointError, RunNotFoundError
 from polytrain.storage.location import Location
@@ -48,9 +48,7 @@ def load(
     if manifest is None:
         return Result.from_path(path, filesystem, backend=backend)
     checkpoint = Checkpoint(location.address, filesystem)
-    if location.is_local:
-        # What lies elsewhere is compared when it is fetched.
-        checkpoint.verify()
+    verify_here(checkpoint)
     try:
         run = Result.from_path(location.parent.parent.address, filesystem, backend=backend)
     except RunNotFoundError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 from polytrain import satellites
 from polytrain.api.returns import Returns
 from polytrain.api.shown import Row, as_html, as_text, line, place
-from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.checkpoint import Checkpoint, verify_here
 from polytrain.checkpoint.manager import is_good, with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
@@ -438,7 +438,7 @@ class Result(metaclass=RayTrainClass):
             )
         if checkpoint != self.checkpoint:
             # The newest was verified when the run ended, or when this result was read.
-            checkpoint.verify()
+            verify_here(checkpoint)
         return self.backend, checkpoint
 
     def _chosen(self, wanted: Checkpoint | Literal["best", "newest"]) -> Checkpoint | None:

@@ -171,3 +171,13 @@ class Checkpoint(ShortRepr):
         return CheckpointError(
             f"The checkpoint {without_credentials(self.path)} can't be read: {error}"
         )
+
+
+def verify_here(checkpoint: Checkpoint) -> None:
+    """Verify the files that `as_directory` doesn't copy: it compares those that it does.
+
+    Raises:
+        CheckpointError: see `Checkpoint.verify`.
+    """
+    if checkpoint._location().is_local:
+        checkpoint.verify()
