@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polytrain import Checkpoint, CheckpointError, Result, RunNotFoundError, load
+from polytrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointError,
+    PolytrainError,
+    Result,
+    RunNotFoundError,
+    load,
+)
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 
@@ -81,6 +90,23 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
     for read in (Result.from_path, load):
         with pytest.raises(RunNotFoundError, match="Pass the run's own directory"):
             read(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": 5}, "backend: 5 is no backend. Give the name of one"),
+        ({"backend": "xgbost"}, "No backend is named 'xgbost'"),
+        (
+            {"checkpoint_config": {"num_to_keep": 1}},
+            "checkpoint_config: it is a dict. Pass a Check",
+        ),
+        ({"checkpoint_config": CheckpointConfig(num_to_keep=0)}, "num_to_keep: 0 is not a number"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PolytrainError, match=message):
+        Result.from_path(tmp_path, **arguments)
 
 
 def test_a_name_alone_is_looked_up_in_the_usual_storage(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain import satellites
+from polytrain.api.backend_checks import raise_if_any
 from polytrain.api.returns import Returns
 from polytrain.api.shown import Row, as_html, as_text, line, place
 from polytrain.checkpoint.checkpoint import Checkpoint, verify_here
@@ -16,6 +17,7 @@ from polytrain.checkpoint.manager import is_good, with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
+from polytrain.config.constraints import typed_problems
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.events.notices import Rollback
 from polytrain.functions.users_code import user_frames_only
@@ -35,11 +37,13 @@ from polytrain_plugins import (
     Backend,
     CheckpointInfo,
     Predictions,
+    Problem,
     RegistryError,
     Stopped,
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.type_names import quoted
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -152,7 +156,7 @@ class Result(metaclass=RayTrainClass):
         storage_filesystem: Any = None,
         *,
         filesystem: Any = None,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         checkpoint_config: CheckpointConfig | None = None,
         allow_pickle: bool = False,
     ) -> Result:
@@ -164,7 +168,7 @@ class Result(metaclass=RayTrainClass):
             path: `Result.path` of the run.
             storage_filesystem: as in `RunConfig`.
             filesystem: the same.
-            backend: of the run, for `load_model`; by default made from the journal.
+            backend: of the run, for `load_model`, or its name; by default made from the journal.
             checkpoint_config: how `best_checkpoints` are ranked; by default as the run's own.
             allow_pickle: whether `return_value` may read pickles, which can run code: only for a
                 run whose directory you trust. Plain values and arrays aren't pickled.
@@ -173,8 +177,11 @@ class Result(metaclass=RayTrainClass):
             RunNotFoundError: there is no run.
             DamagedFileError: its journal holds what no run writes.
             OSError: the storage can't be read.
-            ValueError: no file can have this path.
+            ValueError: no file can have this path, or another argument is wrong.
         """
+        if isinstance(backend, str):
+            backend = load_backend(backend)()
+        raise_if_any(_wrong_arguments(backend, checkpoint_config))
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
         try:
             run_history = read_history(location.open().read_log(JOURNAL))
@@ -550,6 +557,14 @@ def recorded(
         ),
         backend=backend or _backend(run_history.identity),
     )
+
+
+def _wrong_arguments(backend: Any, config: Any) -> Iterator[Problem]:
+    if backend is not None and not isinstance(backend, Backend):
+        remedy = 'Give the name of one, such as "xgboost", or the backend itself'
+        yield Problem(field="backend", what=f"{quoted(backend)} is no backend", remedy=remedy)
+    if config is not None:
+        yield from typed_problems("checkpoint_config", config, CheckpointConfig)
 
 
 def _last_step(history: Sequence[Mapping[str, Any]]) -> int:
