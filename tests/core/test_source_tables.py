@@ -701,3 +701,19 @@ def test_groups_are_not_reported_by_lists(column: pa.Array) -> None:
     source = describe("train", pa.table({"q": column}))
     with pytest.raises(SourceError, match=r"column 'q' to group by is of type"):
         group_starts(source, "q")
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, dict, list, iter])
+def test_columns_that_are_not_read_need_not_fit_into_a_table(kind: Any) -> None:
+    rows = [{"x": 1, "mixed": "a", "any": object()}, {"x": 2, "mixed": 2, "any": object()}]
+    by_name = {name: [row[name] for row in rows] for name in rows[0]}
+
+    def data() -> Any:
+        return kind(rows if kind in (list, iter) else by_name)
+
+    [piece] = describe("train", data(), columns=["x"]).pieces
+    assert piece.read(0, 2).to_pydict() == {"x": [1, 2]}
+    with pytest.raises(SourceError, match=r"'any'|'mixed'|column mixed"):
+        describe("train", data())
+    with pytest.raises(SourceError, match=r"no column 'y'. .*x, mixed, any"):
+        describe("train", data(), columns=["y"])

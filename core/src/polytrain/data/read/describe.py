@@ -203,7 +203,7 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     if isinstance(data, list | tuple) and all(map(is_place, data)):
         return from_places([str(place) for place in data], columns, listed=True)
     if are_dicts(data):
-        return from_table(table_of_dicts(data), columns)
+        return from_table(table_of_dicts(data, columns), columns)
     if is_ray_dataset(data):
         from polytrain.data.read.ray_data import from_ray_data
 
@@ -216,7 +216,7 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     if is_map_style(data):
         return from_items(data, columns)
     if gives_rows(data):
-        return from_table(table_of_dicts(data), columns)
+        return from_table(table_of_dicts(data, columns), columns)
     kind = type(data)
     is_builtin = kind.__module__ == "builtins"
     named = a_type(data) if is_builtin else f"{kind.__module__}.{kind.__qualname__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import compress, count, islice
 from pathlib import PurePath
 from typing import Any
 
@@ -64,7 +64,7 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
     if library == "datasets":
         return _from_hugging_face(data)
     if isinstance(data, Mapping):
-        return table_of(data)
+        return table_of(dict(compress(data.items(), _are_read(data, columns))))
     is_column = isinstance(data, pa.Array | pa.ChunkedArray) or (
         library == "polars" and kind.__name__ == "Series"
     )
@@ -72,6 +72,17 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
         return _from_stream(data)
     # A record batch is an Arrow array of structs as well, and has no stream in older versions.
     return pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else None
+
+
+def _are_read(names: Iterable[Any], columns: Sequence[str] | None) -> list[bool]:
+    """Whether each column is read. Others need not fit into a table.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    known = [*map(str, names)]
+    wanted = known if columns is None else chosen(columns, known)
+    return [name in wanted for name in known]
 
 
 def _index_names(data: Any) -> tuple[str, ...]:
@@ -85,6 +96,8 @@ def _from_pandas(frame: Any, columns: Sequence[str] | None) -> pa.Table:
     names = _index_names(frame)
     if wanted := [name for name in names if name in (columns or ()) and name not in frame.columns]:
         frame = frame.reset_index(level=wanted)
+    if columns is not None:
+        frame = frame.loc[:, _are_read(frame.columns, columns)]
     try:
         # Arrow knows the machine's own order of bytes only.
         foreign = {
@@ -208,8 +221,8 @@ def is_of_torch(data: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "torch" for kind in type(data).__mro__)
 
 
-def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
-    """The rows as one table. What a dict lacks is missing.
+def table_of_dicts(rows: Iterable[Any], columns: Sequence[str] | None) -> pa.Table:
+    """The rows as one table. What a dict lacks is missing; columns that aren't read are empty.
 
     Raises:
         SourceError: one isn't a dict, or the values of a column have no type in common.
@@ -217,7 +230,7 @@ def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
     numbered = iter(enumerate(rows))
     tables = []
     while some := list(islice(numbered, _AT_ONCE)):
-        tables.append(_table_of_some(some))
+        tables.append(_table_of_some(some, columns))
     places = (f"items {_AT_ONCE * number} to {_AT_ONCE * (number + 1) - 1}" for number in count())
     schema = merged_schema(zip(places, (table.schema for table in tables), strict=False), _REMEDY)
     if not tables:
@@ -228,14 +241,19 @@ def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
         raise SourceError(str(error), _REMEDY) from error
 
 
-def _table_of_some(rows: Sequence[tuple[int, Any]]) -> pa.Table:
+def _table_of_some(rows: Sequence[tuple[int, Any]], columns: Sequence[str] | None) -> pa.Table:
     for number, row in rows:
         if not isinstance(row, Mapping):
             raise SourceError(f"its item {number} is {a_type(row)}, not a dict", _REMEDY)
     dicts = [{str(name): value for name, value in row.items()} for _, row in rows]
     names = dict.fromkeys(name for row in dicts for name in row)
-    columns = {name: _column(name, [row.get(name) for row in dicts]) for name in names}
-    return pa.table(columns) if columns else pa.table({"": pa.nulls(len(rows))}).select([])
+    found = {
+        name: _column(name, [row.get(name) for row in dicts])
+        if columns is None or name in columns
+        else pa.nulls(len(rows))
+        for name in names
+    }
+    return pa.table(found) if found else pa.table({"": pa.nulls(len(rows))}).select([])
 
 
 def _column(name: str, values: list[Any]) -> pa.Array | pa.ChunkedArray:
