@@ -9,10 +9,16 @@ import lightgbm
 import numpy as np
 import pytest
 import xgboost
-from tests.e2e.boosters import BACKENDS, KillsAWorker, a_table
+from tests.e2e.boosters import BACKENDS, KillsAWorker, a_table, fit
 
 import polytrain
-from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+from polytrain import (
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 
 ROUNDS = 150
 
@@ -55,6 +61,7 @@ def with_lightgbm(config: dict[str, Any]) -> None:
     )
 
 
+MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
 FUNCTIONS = {"xgboost": with_xgboost, "lightgbm": with_lightgbm}
 
 
@@ -78,3 +85,7 @@ def test_rounds_are_reported_and_saved_and_gone_on_with(quiet: RunConfig, backen
     model = result.load_model()
     rounds = {"xgboost": "num_boosted_rounds", "lightgbm": "num_trees"}[backend]
     assert getattr(model, rounds)() == ROUNDS
+    with pytest.raises(
+        TrainingFailedError, match=f"Continue its model by {MODEL_OPTION[backend]}="
+    ):
+        fit(quiet, a_table(), 0, backend=backend, restore_from=result.checkpoint)

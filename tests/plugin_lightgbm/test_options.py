@@ -149,6 +149,9 @@ def test_weights_that_lightgbm_would_take_from_one_row_are_refused(given: dict[s
     assert problems(**{**given, "params": {**params, "objective": "l1"}}) == {}
     for harmless in ({}, {"bagging_fraction": 1.0, "bagging_freq": 1}, {"bagging_fraction": 0.5}):
         assert problems(params={"objective": "mape", **harmless}) == {}
+    if not params:
+        goss = {"objective": "mape", "data_sample_strategy": "goss"}
+        assert problems(**{**given, "params": goss}) == {}
 
 
 def test_what_lightgbm_would_do_by_chance_is_refused() -> None:

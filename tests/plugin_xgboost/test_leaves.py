@@ -7,7 +7,7 @@ import pytest
 import xgboost
 from tests.plugin_xgboost.test_options import problems
 
-from polytrain_xgboost.leaves import quantile
+from polytrain_xgboost.leaves import GrowingBooster, quantile
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5, 0.9, 0.98])
@@ -24,6 +24,35 @@ def test_a_quantile_is_that_of_xgboost(alpha: float, weighing: float | None) -> 
         params = {"objective": "reg:quantileerror", "quantile_alpha": alpha, "eta": 1, "nthread": 1}
         model = xgboost.train({**params, "base_score": 0.0}, data, num_boost_round=1)
         assert quantile(labels, weights, alpha) == model.predict(data)[0]
+
+
+def test_what_each_round_asks_of_a_booster_appends_no_trees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That takes the longer, the more trees there are."""
+    data = xgboost.QuantileDMatrix(np.arange(8.0).reshape(8, 1), label=np.arange(8.0))
+    params = {"objective": "reg:absoluteerror", "base_score": 0.0}
+    tree = bytes(xgboost.train(params, data, 1).save_raw("json"))
+    appended: list[int] = []
+    append = GrowingBooster._append
+
+    def noted(booster: GrowingBooster, texts: tuple[bytes, ...]) -> None:
+        appended.append(len(texts))
+        append(booster, texts)
+
+    monkeypatch.setattr(GrowingBooster, "_append", noted)
+    booster = GrowingBooster(params, [data])
+    for number in range(3):
+        booster.append(tree)
+        booster.set_attr(best_score=str(number))
+        booster.set_param("learning_rate", 0.1)
+        booster.save_config()
+        assert booster.attr("best_score") == str(number)
+        assert booster.num_boosted_rounds() == number + 1
+    assert appended == []
+    assert len(booster.get_dump()) == 3
+    assert appended == [3]
+    assert booster.attr("best_score") == "2"
 
 
 def test_vector_leaves_of_several_workers_are_refused() -> None:

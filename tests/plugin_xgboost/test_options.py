@@ -319,6 +319,7 @@ def test_a_parameter_like_no_other_is_left_to_xgboost() -> None:
         ({"monotone_constraints": [1]}, "1 entries for 2 features"),
         ({"monotone_constraints": (1, 0, 1)}, "3 entries for 2 features"),
         ({"interaction_constraints": [["x", "nope"], ["w"]]}, "nope"),
+        ({"interaction_constraints": [[0, 1]]}, "0, 1 isn't a feature"),
     ],
     ids=str,
 )

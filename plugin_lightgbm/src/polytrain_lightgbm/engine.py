@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.boosting.columns import Numbers
-from polytrain.boosting.report_callbacks import RoundReports
+from polytrain.boosting.report_callbacks import RoundReports, history_in
 from polytrain.extension import LeaderListener, leader_listener
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
@@ -185,7 +185,8 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         """Return the model to resume from, or None, and load the history of its rounds."""
         given = self._options.init_model
         if checkpoint is not None:
-            self._history = History.from_json((checkpoint / HISTORY_FILE).read_text())
+            history = history_in(checkpoint, HISTORY_FILE, option=self._options.model_option)
+            self._history = History.from_json(history)
             return self.load(checkpoint)
         if isinstance(given, str | os.PathLike):
             given = lightgbm.Booster(model_file=given)

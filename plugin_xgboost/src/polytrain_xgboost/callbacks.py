@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,13 @@ class TunableBooster(xgboost.Booster):
     notes: dict[str, str] | None = None
 
     def set_param(self, params: Any, value: Any = None) -> None:
-        super().set_param(params, value)
+        if isinstance(params, str):
+            params = [(params, value)]
+        pairs = [*(params.items() if isinstance(params, Mapping) else params)]
+        # XGBoost would draw rows itself, by their numbers on the rank.
+        super().set_param([(name, each) for name, each in pairs if name != "subsample"])
         if self.notes is not None:
-            changes = {params: value} if isinstance(params, str) else dict(params)
-            self.notes.update({name: str(each) for name, each in changes.items()})
+            self.notes.update({name: str(each) for name, each in pairs})
 
 
 class Callbacks:

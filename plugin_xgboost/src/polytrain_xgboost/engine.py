@@ -15,7 +15,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
-from polytrain.boosting.report_callbacks import RoundReports
+from polytrain.boosting.report_callbacks import RoundReports, history_in
 from polytrain_plugins import (
     Engine,
     Member,
@@ -89,7 +89,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         if session.checkpoint is None:
             model = trees_of(options.xgb_model)
         else:
-            self._history = History.from_json((session.checkpoint / HISTORY_FILE).read_text())
+            history = history_in(session.checkpoint, HISTORY_FILE, option=options.model_option)
+            self._history = History.from_json(history)
             model = self.load(session.checkpoint)
             if self._history.has_best and options.early_stopping_rounds is None:
                 forget_best_round(model)

@@ -12,8 +12,9 @@ from the scores so far, and `GrowingBooster` appends its trees when the whole mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import xgboost
@@ -31,7 +32,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class GrowingBooster(TunableBooster):
-    """A booster that appends new trees only when it is used."""
+    """A booster that appends new trees only when they are used: it takes long."""
 
     _waiting: tuple[bytes, ...] = ()
 
@@ -42,6 +43,37 @@ class GrowingBooster(TunableBooster):
             round_: XGBoost's JSON of a model with only these trees.
         """
         self._waiting += (round_,)
+
+    # What is called in every round doesn't depend on the trees, or counts them.
+
+    def attr(self, key: str) -> str | None:
+        with self._as_it_is():
+            return cast("str | None", super().attr(key))
+
+    def set_attr(self, **attributes: str | None) -> None:
+        with self._as_it_is():
+            super().set_attr(**attributes)
+
+    def set_param(self, params: Any, value: Any = None) -> None:
+        with self._as_it_is():
+            super().set_param(params, value)
+
+    def save_config(self) -> str:
+        with self._as_it_is():
+            return cast(str, super().save_config())
+
+    def num_boosted_rounds(self) -> int:
+        with self._as_it_is() as waiting:
+            return int(super().num_boosted_rounds()) + len(waiting)
+
+    @contextmanager
+    def _as_it_is(self) -> Iterator[tuple[bytes, ...]]:
+        """Use the booster without the waiting trees, which this yields."""
+        waiting, self._waiting = self._waiting, ()
+        try:
+            yield waiting
+        finally:
+            self._waiting = waiting
 
     def __del__(self) -> None:
         self._waiting = ()
@@ -119,10 +151,11 @@ class Leaves:
         """
         data, params = self._data, {**self._params, **self._history.params}
         scores = self._update_scores()
-        one = xgboost.Booster(params, [data.train])
+        one = TunableBooster(params, [data.train])
         boost(one, data, round_=round_, options=self._options, params=params)
         model = json.loads(one.save_raw("json"))
-        self._set_leaves(model, one, scores, drawn_rows(data, round_, self._options))
+        drawn = drawn_rows(data, round_, self._options, params)
+        self._set_leaves(model, one, scores, drawn)
         text = json.dumps(model).encode()
         self._booster.append(text)
         self._latest = xgboost.Booster(params, [data.train, *data.evaluated.values()])

@@ -47,7 +47,7 @@ def boost(
     if any(float(params.get(name, 1)) != 1 for name in _COLUMN_DRAWS):
         _reset_column_draws(booster, params["tree_method"])
     objective: Objective | None = options.obj
-    mask = drawn_rows(data, round_, options)
+    mask = drawn_rows(data, round_, options, params)
     if mask is not None and objective is not None:
         objective = of_rows(objective, data.by_row(mask))
     elif mask is not None and options.has_several_classes:
@@ -65,12 +65,19 @@ def boost(
     data.train.set_weight(weights)
 
 
-def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None:
-    """Return a mask of the rank's rows (or queries) that a round uses; None if it uses all."""
-    if options.row_rate == 1:
+def drawn_rows(
+    data: TrainingData, round_: int, options: XGBoost, params: Mapping[str, Any]
+) -> Mask | None:
+    """Return a mask of the rank's rows (or queries) that a round uses; None if it uses all.
+
+    Args:
+        params: XGBoost's parameters, and `subsample` if a callback has set it.
+    """
+    rate = float(params.get("subsample", options.row_rate))
+    if rate == 1:
         return None
     return drawn(
-        options.row_rate,
+        rate,
         seed=options.seed,
         round_=round_,
         first=data.first_row,

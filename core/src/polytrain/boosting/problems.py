@@ -182,7 +182,7 @@ def constraint_problems(
                 remedy=f"Give one entry for each feature, in this order: {listed(features)}",
             )
         named = value if isinstance(value, Mapping) else [each for some in nested for each in some]
-        unknown = [entry for entry in named if isinstance(entry, str) and entry not in features]
+        unknown = [entry for entry in named if entry not in features]
         if unknown:
             yield Problem(
                 field=f"params[{name!r}]",

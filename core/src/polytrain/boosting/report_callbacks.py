@@ -145,6 +145,26 @@ def checkpointed_model(callback: type[RayTrainReporter]) -> Any:
     return None if checkpoint is None else callback.get_model(checkpoint)
 
 
+def history_in(checkpoint: Path, filename: str, *, option: str) -> str:
+    """Return the text of a checkpoint's history of rounds.
+
+    Args:
+        filename: the history's file.
+        option: the option for a model to continue.
+
+    Raises:
+        ValueError: the checkpoint has none, as those of training functions.
+    """
+    try:
+        return (checkpoint / filename).read_text()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"The checkpoint to start from has no {filename} with the history of its rounds: a "
+            f"training function or another program has saved it. Continue its model by {option}=…, "
+            "without restore_from."
+        ) from error
+
+
 class RoundReports:
     """Reports the rounds of an attempt to its session."""
 
