@@ -174,6 +174,12 @@ def test_a_callback_that_a_restart_would_break_is_refused() -> None:
     assert "callbacks=[" in problems(callbacks=lightgbm.log_evaluation())["callbacks"].remedy
 
 
+@pytest.mark.parametrize("feval", ["auc", [print, 5]])
+def test_a_metric_of_ones_own_is_a_function(feval: Any) -> None:
+    assert "'metric'" in problems(feval=feval)["feval"].remedy
+    assert problems(feval=[print]) == {}
+
+
 def test_every_refused_parameter_is_reported() -> None:
     found = problems(params={"num_machines": 2, "machines": "a:1", "n_estimators": 9})
     assert sorted(found) == [

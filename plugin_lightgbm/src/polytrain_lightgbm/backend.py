@@ -201,6 +201,13 @@ class LightGBM(Booster):
                 what="LightGBM adds no trees to a model with boosting='rf'",
                 remedy="Leave it out, or use another boosting",
             )
+        metrics = self.feval if isinstance(self.feval, list | tuple) else [self.feval]
+        if not all(each is None or callable(each) for each in metrics):
+            yield Problem(
+                field="feval",
+                what=f"{self.feval!r} is not a function, nor a list of functions",
+                remedy="Name LightGBM's own metrics in params, as 'metric'",
+            )
         for callback in self.callbacks:
             if is_early_stopping(callback):
                 yield Problem(

@@ -13,11 +13,13 @@ from polytrain_lightgbm.engine import MODEL_FILE
 
 
 class ReportCallback(RoundReporter):
-    """Reports metrics after every round, and a checkpoint at an interval and at the end."""
+    """Reports metrics after every round, and a checkpoint at an interval and at the end.
+
+    With `lightgbm.early_stopping`, set `checkpoint_frequency`: LightGBM tells no callback that it
+    stops early, so that the last rounds may have no checkpoint.
+    """
 
     CHECKPOINT_NAME = MODEL_FILE
-    order = 40
-    before_iteration = False
 
     def __call__(self, env: CallbackEnv) -> None:
         measured = {

@@ -28,6 +28,7 @@ from polytrain_xgboost.parameters import (
     number_of_outputs,
     parameter_problems,
     query_problems,
+    train_metric_problems,
     tree_problems,
 )
 
@@ -175,6 +176,8 @@ class XGBoost(Booster):
     def parameter_problems(self, job: Job) -> Iterable[Problem]:
         yield from parameter_problems(self.params, job)
         yield from query_problems(self.params, self.qid)
+        if self.eval_train and job.num_workers > 1:
+            yield from train_metric_problems(self.params)
 
     def other_problems(self, job: Job) -> Iterable[Problem]:
         if self.external_memory:

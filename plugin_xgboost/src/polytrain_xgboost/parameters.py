@@ -73,6 +73,9 @@ _METRICS = (
 )
 """Names of metrics. Users may append "@" and a parameter, and "-", as in "ndcg@8-"."""
 
+_OF_ONE_WORKER = frozenset({"ams", "cox-nloglik"})
+"""Metrics that XGBoost refuses to evaluate of rows on several workers."""
+
 _WHOLE = (
     *("max_depth", "max_leaves", "max_bin", "max_cat_to_onehot", "max_cat_threshold"),
     *("num_parallel_tree", "nthread", "n_jobs", "seed", "random_state", "verbosity"),
@@ -157,6 +160,12 @@ _ALL_ROWS = "it compares all rows with each other, and every worker has only a p
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """Yield the parameters to change, to replace by an option, or to leave out."""
     yield from PARAMETERS.problems(params, job)
+    for name, option in {"objective": "obj", "eval_metric": "custom_metric"}.items():
+        if callable(params.get(name)):
+            yield parameter_problem(
+                name, "it is a function, and XGBoost takes a name here", f"Use the option {option}"
+            )
+            params = {each: params[each] for each in params if each != name}
     for name, refused in _REFUSED_VALUES.items():
         if params.get(name) in refused:
             value = params[name]
@@ -188,13 +197,28 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         yield needed_by_objective(
             objective, "params['quantile_alpha']", "Give the quantile, such as 0.9"
         )
-    metrics = params.get("eval_metric", ())
-    for metric in [metrics] if isinstance(metrics, str) else metrics:
-        name = str(metric).partition("@")[0].removesuffix("-")
+    for name in _metrics(params):
         yield from unknown_name("params['eval_metric']", name, _METRICS, "XGBoost's metrics")
     if objective in _LOGISTIC:
         yield from SHARE.problems("base_score", params.get("base_score"))
     yield from _device_problems(params, job)
+
+
+def train_metric_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if XGBoost can't evaluate a metric of rows on several workers."""
+    if not callable(params.get("eval_metric")) and (found := _OF_ONE_WORKER & {*_metrics(params)}):
+        yield parameter_problem(
+            "eval_metric",
+            f"XGBoost can't evaluate {listed(sorted(found))} of rows on several workers",
+            "Use eval_train=False, another metric, or one worker",
+        )
+
+
+def _metrics(params: Mapping[str, Any]) -> list[str]:
+    """Return the metrics' names, without their parameters."""
+    given = params.get("eval_metric", ())
+    metrics = [given] if isinstance(given, str) else given
+    return [str(metric).partition("@")[0].removesuffix("-") for metric in metrics]
 
 
 def is_true(params: Mapping[str, Any], name: str, *, default: bool) -> bool:
