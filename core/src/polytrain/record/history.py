@@ -262,6 +262,7 @@ class RunHistory:
         )
         self.stop_function = opened.stop_function
         self.succeeded, self.stopped, self.reason = None, None, ""
+        self.validation_failure = ""
 
     def _dropped(self, dropped: CheckpointDropped) -> None:
         made_by = AttemptId(token=dropped.token, attempt=dropped.attempt)

@@ -24,7 +24,7 @@ from polytrain.view.page.verdict import run_end
 from polytrain.view.present import PresentRun
 from polytrain.view.progress.text import duration, traceback_lines
 from polytrain.view.ranks import RankOverview
-from polytrain.view.run_state import RunState
+from polytrain.view.run_state import RunState, unscored
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""
@@ -214,11 +214,10 @@ def _verdict(run: PresentRun) -> str:
         seconds=run.history.ledger.wall_s,
         reason=run.history.reason,
         was_stopped=run.history.stopped is not None,
-        validation_failure=run.history.validation_failure,
         driver=run.driver,
     )
     if run.state is not RunState.RUNNING:
-        return end
+        return f"{end}{unscored(run.history.validation_failure)}"
     return f"{end}: {run.driver}{_last_heartbeat(run.holder)}"
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from polytrain.text.described import numbered, shortened
 from polytrain.view.page.facts import Facts
-from polytrain.view.run_state import RunState, unscored
+from polytrain.view.run_state import RunState
 
 _LONGEST = 300
 """Characters of a failure in the sentence."""
@@ -21,6 +21,9 @@ def verdict(facts: Facts) -> str:
         parts.append(f"{numbered(facts.lost_steps, 'step')} done again")
     parts.append(f"{100 * facts.goodput:.0f} % goodput")
     sentence = f"{', '.join(parts)}."
+    if facts.validation_failure:
+        why = shortened(facts.validation_failure.rstrip("."), _LONGEST)
+        sentence += f" No checkpoint has a score: {why}."
     failures = facts.failures
     if failures and failures[-1].failure is not None:
         which = "It failed" if facts.source.state is RunState.FAILED else "The last failure"
@@ -35,7 +38,6 @@ def _end(facts: Facts) -> str:
         seconds=facts.wall_s,
         reason=facts.reason,
         was_stopped=facts.was_stopped,
-        validation_failure=facts.validation_failure,
         driver=facts.source.driver,
     )
     if facts.source.state is RunState.RUNNING:
@@ -44,13 +46,7 @@ def _end(facts: Facts) -> str:
 
 
 def run_end(
-    state: RunState,
-    *,
-    seconds: float,
-    reason: str,
-    was_stopped: bool,
-    validation_failure: str,
-    driver: str | None,
+    state: RunState, *, seconds: float, reason: str, was_stopped: bool, driver: str | None
 ) -> str:
     """Return what has become of a run, without a capital letter or a full stop.
 
@@ -59,7 +55,6 @@ def run_end(
         seconds: the run's own time, over all its drivers.
         reason: of its conclusion; empty if there is none.
         was_stopped: whether somebody, or a stop condition, ended it early.
-        validation_failure: why no checkpoint has a score; empty if one has, or none has to.
         driver: who holds its lease, or held it last.
     """
     took = duration(seconds)
@@ -75,8 +70,7 @@ def run_end(
         case RunState.FAILED:
             return f"failed after {took}{why}"
         case RunState.FINISHED:
-            early = why if was_stopped else ""
-            return f"finished in {took}{early}{unscored(validation_failure)}"
+            return f"finished in {took}{why if was_stopped else ''}"
 
 
 def duration(seconds: float) -> str:
