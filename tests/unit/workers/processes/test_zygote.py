@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -291,6 +291,15 @@ def bare_zygote(*modules: str, directory: Path | None = None) -> Iterator[Zygote
         yield connection
 
 
+def zygote_that(start: str, directory: Path) -> AbstractContextManager[ZygoteConnection]:
+    """A connection to a zygote whose workers are "forked" or "spawned"."""
+    (directory / "starts_a_thread.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    modules = () if start == "forked" else ("starts_a_thread",)
+    return bare_zygote(*modules, directory=directory)
+
+
 @contextmanager
 def zygote_with(module: str, *, by: str, directory: Path, entry: str) -> Iterator[ZygoteConnection]:
     """A connection to a zygote in which, or in whose preloaded one, a module is imported."""
@@ -511,22 +520,23 @@ def test_what_is_written_to_a_stream_that_a_library_has_imported_is_not_lost(
 PRINTS = """
 import sys
 def main(connection, others):
-    print("out", "\\udcff", flush=True)
-    print("error", "\\udcff", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        print("\\xe9 \\udcff", file=stream, flush=True)
     return 0
 """
 
 
-def test_a_worker_prints_what_any_program_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_a_worker_can_print_any_text(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file's name may be no text. Standard error takes it always, and this user's output does."""
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:surrogateescape")
+    """The driver's terminal may know ASCII alone, and a file's name be no text."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     (tmp_path / "prints.py").write_text(PRINTS)
     output = tmp_path / "output"
-    with bare_zygote(directory=tmp_path) as connection:
+    with zygote_that(start, tmp_path) as connection:
         assert end_of(connection, tmp_path, "prints", str(output)) == "exited with code 0"
-    assert output.read_bytes() == b"out \xff\nerror \\udcff\n"
+    assert output.read_text() == "\xe9 \\udcff\n" * 2
 
 
 DRAWS = """
@@ -576,11 +586,7 @@ def test_an_interrupt_is_raised_in_a_worker_as_in_any_program(start: str, tmp_pa
     It has the driver's arguments, however many files they name.
     """
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
-    (tmp_path / "starts_a_thread.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    modules = () if start == "forked" else ("starts_a_thread",)
-    with bare_zygote(*modules, directory=tmp_path) as connection:
+    with zygote_that(start, tmp_path) as connection:
         how = end_of(connection, tmp_path, "interrupted", argv=MANY_FILES)
         assert how == "exited with code 100"
 

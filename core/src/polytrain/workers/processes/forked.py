@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputRoute, flush_output
 from polytrain.linux.blas_threads import start_blas_threads
@@ -115,8 +115,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         os.dup2(request.stdout, 1)
         os.dup2(request.stderr, 2)
         close_all_but({0, 1, 2, request.connection, request.page, *request.others})
-        sys.stdout = _opened_as(sys.__stdout__, 1)
-        sys.stderr = _opened_as(sys.__stderr__, 2)
+        _open_text()
         _have_interrupts_raised()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
@@ -133,13 +132,6 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         traceback.print_exc()
         os._exit(1)
     run_and_exit(request.entry, request.connection, request.page, *request.others)
-
-
-def _opened_as(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Open a stream that writes text as this one, which Python has opened for the zygote."""
-    assert stream is not None, "a zygote has all standard streams"
-    encoding, errors = stream.encoding, stream.errors
-    return open(descriptor, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)
 
 
 def _forget_missing_directories() -> None:
@@ -188,7 +180,6 @@ def spawn(request: ForkRequest) -> int:
         (request.entry, request.argv, *descriptors),
         path=request.path,
         descriptors=descriptors,
-        flags=["-u"],
         env=request.environment,
         # The driver's directory may not exist on this node.
         cwd=request.directory if os.path.isdir(request.directory) else None,
@@ -203,6 +194,7 @@ def spawn(request: ForkRequest) -> int:
 def run_spawned(entry: str, argv: Sequence[str], *descriptors: int) -> NoReturn:
     """Call `run_and_exit` in a process that was spawned instead of forked."""
     die_with_parent(os.getppid())
+    _open_text()
     _have_interrupts_raised()
     sys.argv[:] = argv
     connection, page, *others = descriptors
@@ -236,6 +228,13 @@ def close_all_but(kept: set[int]) -> None:
 
 
 _MARKS = ERROR_BEGINS.encode(), ERROR_ENDS.encode()
+
+
+def _open_text() -> None:
+    """Open standard streams that take any text, whatever the driver's terminal takes."""
+    sys.stdout, sys.stderr = (
+        _text(io.FileIO(descriptor, "w", closefd=False), shows_bars=False) for descriptor in (1, 2)
+    )
 
 
 def open_streams(route: OutputRoute) -> None:

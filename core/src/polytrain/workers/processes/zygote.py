@@ -408,8 +408,11 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # If an import crashes, its stack is in the output that agents show.
     faulthandler.enable()
-    # Libraries keep this object, and forks write to their own outputs through it.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file
+    # Libraries keep these objects, and forks write to their own outputs through it.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(  # type: ignore[union-attr]  # a text file
+            encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
     adopt_orphans()
     with socket.socket(fileno=listener_descriptor) as listener:
         # From here on the kernel reports this process as the listener to its clients.

@@ -364,7 +364,6 @@ def started_interpreter(
     *,
     path: Sequence[str],
     descriptors: Sequence[int],
-    flags: Sequence[str] = (),
     **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a new interpreter that calls a function.
@@ -375,7 +374,6 @@ def started_interpreter(
             read, and which has room for 128 KiB.
         path: the new process's `sys.path`.
         descriptors: those that it inherits.
-        flags: options of the interpreter.
         options: further ones of `subprocess.Popen`.
     """
     settings = os.memfd_create("polytrain-settings")
@@ -386,7 +384,6 @@ def started_interpreter(
         return subprocess.Popen(
             [
                 sys.executable,
-                *flags,
                 "-c",
                 _PROGRAM.format(module=module, function=function),
                 str(settings),
