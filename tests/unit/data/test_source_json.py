@@ -41,6 +41,19 @@ def lines(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> P
     return tmp_path / "a.jsonl"
 
 
+def test_columns_that_are_not_read_may_have_values_of_any_type(lines: Path) -> None:
+    written(lines, {"x": 1, "any": "a"}, {"any": {"b": 1}}, {"x": 2.5, "any": [None]})
+    source = describe("train", lines, columns=["x"])
+    assert read(source).to_pydict() == {"x": [1.0, None, 2.5]}
+    with pytest.raises(SourceError, match="the column 'any' is string in some rows"):
+        describe("train", lines)
+    with pytest.raises(SourceError, match=r"no column 'y'\. .*x, any"):
+        describe("train", lines, columns=["y"])
+    written(lines, {"x": 1, "any": "a"}, {"x": 2, "any": 1}, [3])
+    with pytest.raises(SourceError, match=r"a\.jsonl', line 3: it isn't an object"):
+        describe("train", lines, columns=["x"])
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,6 @@ import pyarrow.json as pajson
 
 from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
 from polytrain.data.read.formats import open_decompressed
-from polytrain.data.read.selection import columns_to_count
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
 from polytrain.data.types.nested import with_parts
 from polytrain.data.types.schemas import merged_type, two_types
@@ -51,14 +51,18 @@ def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile
     facts = ColumnFacts(
         partial(merged_type, places=(f"some rows of {place!r}", "others"), remedy=_ONE_TYPE)
     )
+    names: dict[str, pa.DataType] = {}
     with describing(place, _explained):
         file = current_file(place)
         for block in _blocks(file.place):
-            facts.add(_inferred(block))
-    wanted = columns_to_count(columns, [*facts.types])
-    floats = {name for name in wanted if _holds_floats(facts.types[name])}
+            table = _inferred(block, columns)
+            names |= dict.fromkeys(table.column_names, pa.null())
+            wanted = table.column_names if columns is None else [*columns]
+            facts.add(table.select([name for name in wanted if name in table.column_names]))
+    floats = {name for name, kind in facts.types.items() if _holds_floats(kind)}
     _check_exact(place, facts.large & floats)
-    schema = pa.schema(facts.types.items())
+    # Columns that aren't read have no type.
+    schema = pa.schema({**names, **facts.types}.items())
     piece = JsonPiece(
         path=place,
         rows=facts.rows,
@@ -88,12 +92,32 @@ def _filled(block: bytes) -> Iterator[bytes]:
         yield block
 
 
-def _inferred(block: bytes) -> pa.Table:
-    """Some lines in the types that their values have."""
+def _inferred(block: bytes, columns: Collection[str] | None) -> pa.Table:
+    """Some lines in the types that their values have. Other columns than these may have none."""
     block.decode()  # Arrow doesn't look whether it is UTF-8.
-    table = _parsed(block, None)
+    try:
+        table = _parsed(block, None)
+    except pa.ArrowInvalid:
+        if columns is None:
+            raise
+        with suppress(AttributeError, ValueError):
+            block = _without_values(block, columns)
+        table = _parsed(block, None)
     plain = pa.schema([found.with_type(_without_times(found.type)) for found in table.schema])
     return table if plain == table.schema else _parsed(block, plain)
+
+
+def _without_values(block: bytes, columns: Collection[str]) -> bytes:
+    """The lines with null in other columns than these, whose values may have several types.
+
+    Raises:
+        AttributeError, ValueError: a line isn't an object.
+    """
+    rows = [json.loads(line) for line in block.splitlines() if line.strip()]
+    lines = (
+        {name: value if name in columns else None for name, value in row.items()} for row in rows
+    )
+    return "\n".join(map(json.dumps, lines)).encode()
 
 
 def _parsed(block: bytes, schema: pa.Schema | None) -> pa.Table:
