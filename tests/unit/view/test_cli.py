@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.record.recorded import RUN, journal
 
 import polytrain
 from polytrain import (
@@ -34,6 +35,8 @@ from polytrain.run.lease import leased
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
+from polytrain.view.cli.found import is_active, named_run
+from polytrain.view.run_state import RunState
 
 DIES = """
 import os, sys
@@ -367,6 +370,19 @@ def test_a_copy_of_an_active_run_is_not_asked(
     assert f"{copy} is a copy of an active run's directory" in said
     assert f"works in {stalled}. Name that directory" in said
     assert not (copy / "requests").exists()
+
+
+def test_a_run_is_active_until_its_driver_releases_the_lease(tmp_path: Path) -> None:
+    """After its conclusion trackers get the rest, and nobody can resume it yet."""
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
+    storage = Location.of(tmp_path).open()
+    with leased(storage, storage):
+        run = named_run(str(tmp_path))
+        assert run.state is RunState.FINISHED
+        assert is_active(run)
+    assert not is_active(run)
+    with leased(storage, storage):
+        assert not is_active(run)
 
 
 def test_a_driver_that_is_silent_is_not_asked(

@@ -14,6 +14,7 @@ from polytrain.view.cli.found import (
     WholeNumber,
     as_json,
     exit_code_of,
+    is_active,
     named_run,
     print_json,
     run_argument,
@@ -48,7 +49,9 @@ def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     found = named_run(run)
     _ask_driver(found, RequestKind.STOP, reason=reason)
     if not no_wait:
-        found = _ended(run)
+        while is_active(found):
+            time.sleep(_LOOK_EVERY_S)
+        found = named_run(run)
     if as_json:
         print_json("stop", {"name": found.location.name, "state": found.state})
     elif no_wait:
@@ -56,12 +59,6 @@ def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     else:
         echo(f"{found.location.name}: {found.history.stopped or found.state}")
     return 0 if no_wait else exit_code_of(found.state)
-
-
-def _ended(run: str) -> PresentRun:
-    while (found := named_run(run)).state is RunState.RUNNING:
-        time.sleep(_LOOK_EVERY_S)
-    return found
 
 
 @click.command("stacks")

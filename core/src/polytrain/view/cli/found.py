@@ -115,6 +115,26 @@ def named_run(name: str) -> PresentRun:
     raise NotFound(_not_found(places))
 
 
+def is_active(run: PresentRun) -> bool:
+    """Return whether the driver that held a run's lease when it was read holds it still.
+
+    Until it releases that, nobody can resume the run. The journal isn't read, which may take long.
+
+    Raises:
+        click.ClickException: the storage can't be read.
+    """
+    from polytrain.run.lease import holder
+
+    with readable(run.location):
+        owner = holder(run.location.open())
+    if owner is None or run.holder is None or owner.token != run.holder.token:
+        return False
+    if owner.is_held is None:
+        # Nobody here can look at a driver on another machine: it may have died after the end.
+        return named_run(run.location.address).state is RunState.RUNNING
+    return owner.is_held
+
+
 def storage_at(place: str, argument: str) -> Location:
     """Return the location of a storage that the command line names."""
     from polytrain.storage.location import Location

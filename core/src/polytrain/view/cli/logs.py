@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo, has_colours, rank_line, write_line
-from polytrain.view.cli.found import WholeNumber, named_run, readable, run_argument
-from polytrain.view.run_state import RunState
+from polytrain.view.cli.found import WholeNumber, is_active, named_run, readable, run_argument
 
 if TYPE_CHECKING:
     from polytrain.view.present import PresentRun
@@ -30,7 +29,7 @@ def command(run: str, rank: int | None, follow: bool) -> None:
     seen = {path: 0 for path in logs_of(found, rank)}
     is_coloured = has_colours(sys.stdout)
     while True:
-        is_running = follow and found.state is RunState.RUNNING
+        is_running = follow and is_active(found)
         for path in logs_of(found, rank):
             written = found.location.open().read(path)
             prefix = "" if rank is not None else f"({_label(path)}) "
@@ -46,7 +45,6 @@ def command(run: str, rank: int | None, follow: bool) -> None:
                 echo(f"{who} printed nothing.", err=True)
             return
         time.sleep(_LOOK_EVERY_S)
-        found = named_run(run)
 
 
 def logs_of(run: PresentRun, rank: int | None) -> list[str]:
