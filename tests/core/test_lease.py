@@ -291,6 +291,22 @@ def test_a_driver_counts_on_from_the_journal_if_the_leases_were_deleted(storage:
         assert lease.token == 8
 
 
+def test_a_driver_that_begins_while_another_reads_the_journal_is_not_passed_by(
+    storage: Storage,
+) -> None:
+    with ExitStack() as stack:
+
+        def begins() -> None:
+            stack.enter_context(leased(storage, storage))
+            log = stack.enter_context(storage.open_log("journal.jsonl", series="000001"))
+            log.write('{"time": 1.0, "token": 1, "event": "Opened"}\n')
+            log.sync()
+
+        second: Any = Slow(storage, after_listing=begins)
+        with pytest.raises(RunOwnedError), leased(second, storage):
+            pass
+
+
 def leases(storage: Storage) -> dict[str, Any]:
     return {path: json.loads(storage.read(path)) for path in storage.list("leases")}
 

@@ -330,13 +330,13 @@ def _taken(storage: Storage, owner: _Owner, wording: tuple[str, str]) -> tuple[i
     watch = _Watch(storage.root, *wording)
     while True:
         token, other = _newest(storage)
-        # A token without an owner: its owner has just given way to a concurrent driver. Look again,
-        # so as not to overtake that one.
         if token == 0:
             # Whoever deletes leases leaves what was written under them, which has to stay older.
             token = last_token(storage.read_log(JOURNAL))
-            is_free = True
+            is_free = token == 0 or _newest(storage) == (0, None)
         else:
+            # A token without an owner: its owner has just given way to a concurrent driver. Look
+            # again, so as not to overtake that one.
             is_free = other is not None and watch.finds_over(token, other)
         if is_free:
             path = _create(storage, token + 1, owner)
