@@ -51,6 +51,7 @@ class Rank:
         monkeypatch.setattr(keeper, "survivor", lambda: self.session)
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         self.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.model.register_buffer("calls", torch.zeros(1), persistent=False)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         known = {"model": self.model, "optimizer": self.optimizer, **parts}
         self.keeper = Keeper(known, {}, around=[self])
@@ -373,6 +374,20 @@ def test_a_state_that_is_not_finite_is_not_written(
 
     within(train)
     assert not [*tmp_path.glob("*.pt")]
+
+
+def test_a_buffer_that_is_in_no_checkpoint_must_not_change(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.model.get_buffer("calls").add_(1)
+        rank.report()
+        with pytest.raises(NotCleanError, match="a buffer with persistent=False changes"):
+            rank.write(tmp_path)
+
+    within(train)
 
 
 @pytest.mark.parametrize("where", ["report", "end of epoch"])

@@ -422,12 +422,12 @@ class Keeper:
             live.gpu_queue.wait()
         self._writer.prove(point)
         if live.is_sharded:
-            live.expect_finite([live.buffers], {})
+            live.expect_usable([live.buffers], {})
             write_part(directory, live.parts, progress=point.progress)
         elif dist.get_world_size() > 1:
             copies = live.copies(point.on_cpu, with_buffers=True)
             buffers = [copies.get(key_of(each), each) for each in live.buffers]
-            live.expect_finite([buffers], copies, with_large=dist.get_rank() == 0)
+            live.expect_usable([buffers], copies, with_large=dist.get_rank() == 0)
             whole = live.whole(self._small(), buffers, copies)
             changes = [*live.modules, *live.optimizers]
             write_replica(directory, whole, live.compared(whole), changes=changes)

@@ -65,6 +65,9 @@ class LiveParts:
         self._may_be_infinite: set[int] = set()
         """Numbers of the buffers that are from the start, such as masks."""
 
+        self._unsaved: dict[int, bytes] = {}
+        """Numbers of the buffers that no checkpoint has, and digests of what a restart makes."""
+
         self.gpu: GpuCopies | None = None
         """Copies the tensors to the host; None if they are there."""
 
@@ -141,6 +144,12 @@ class LiveParts:
                     self.sample()
             self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
             self._addresses = [buffer.data_ptr() for buffer in self.buffers]
+            saved = self._saved()
+            self._unsaved = {
+                number: digest(each)
+                for number, each in enumerate(self.buffers)
+                if id(each) not in saved
+            }
             self._may_be_infinite = {
                 number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
             }
@@ -205,6 +214,15 @@ class LiveParts:
         # Looking for torch's own takes a while, which a restart would wait for.
         is_known = len(found) or dist.get_world_size() == 1
         return found if is_known else [*ddp_models()]
+
+    def _saved(self) -> set[int]:
+        """Return the ids of the buffers that checkpoints have."""
+        found: set[int] = set()
+        for module in self.modules.values():
+            names = module.state_dict().keys()
+            buffers = module.named_buffers(remove_duplicate=False)
+            found |= {id(buffer) for name, buffer in buffers if name in names}
+        return found
 
     def _buffers_now(self) -> list[torch.Tensor]:
         """Return each buffer once, those on a GPU first."""
@@ -344,7 +362,7 @@ class LiveParts:
             return torch.equal(now.cpu(), sample.cpu())
         return now == sample
 
-    def expect_finite(
+    def expect_usable(
         self,
         by_rank: Sequence[Sequence[torch.Tensor]],
         copies: Mapping[Key, torch.Tensor],
@@ -360,6 +378,10 @@ class LiveParts:
         Raises:
             NotCleanError: training couldn't continue from the values, as from an older checkpoint.
         """
+        if any(
+            digest(each[number]) != its for each in by_rank for number, its in self._unsaved.items()
+        ):
+            raise NotCleanError("a buffer with persistent=False changes, which no checkpoint has")
         large = [copies.get(key_of(each), each) for each in self._large] if with_large else []
         are_finite = all(torch.isfinite(_local(each)).all() for each in large) and all(
             not torch.isnan(each).any()

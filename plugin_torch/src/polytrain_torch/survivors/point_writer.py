@@ -144,7 +144,7 @@ class PointWriter:
         held, (point, states) = point, self._known(point, kept)
         if len({state["sample"] for state, _ in states}) > 1:
             raise NotCleanError("its parameters differ between the ranks")
-        self._live.expect_finite([buffers for _, buffers in states], copies)
+        self._live.expect_usable([buffers for _, buffers in states], copies)
         by_rank = [self._live.whole(state, buffers, copies) for state, buffers in states]
         differing = differences_of([digests_of(self._live.compared(whole)) for whole in by_rank])
         for rank, (state, _) in enumerate(states):
