@@ -420,6 +420,17 @@ def test_vector_leaves_take_no_categories(
 
 
 @pytest.mark.parametrize("params", SEVERAL_OUTPUTS)
+def test_vector_leaves_are_none_of_dart(params: dict[str, Any]) -> None:
+    job = replace(JOB, num_workers=1)
+    dart = {**params, "booster": "dart"}
+    assert problems(job, label="y", params=dart) == {}
+    [problem] = problems(
+        job, label="y", params={**dart, "multi_strategy": "multi_output_tree"}
+    ).values()
+    assert "'dart'" in problem.what
+
+
+@pytest.mark.parametrize("params", SEVERAL_OUTPUTS)
 def test_a_column_has_one_first_score(params: dict[str, Any]) -> None:
     [problem] = problems(label="y", base_margin="w", params=params).values()
     assert problem.field == "base_margin"

@@ -240,17 +240,21 @@ def number_of_outputs(params: Mapping[str, Any]) -> int:
 
 
 def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem if XGBoost can't grow the trees on the features that are categories."""
-    if (
-        categories
-        and number_of_outputs(params) > 1
-        and params.get("multi_strategy") == _MULTI_OUTPUT_TREE
-    ):
+    """Yield the reasons why XGBoost can't grow trees with a value for each output."""
+    if number_of_outputs(params) < 2 or params.get("multi_strategy") != _MULTI_OUTPUT_TREE:
+        return
+    if categories:
         yield parameter_problem(
             "multi_strategy",
             f"XGBoost's {_MULTI_OUTPUT_TREE!r} takes numbers alone, and these features are "
             f"categories: {listed(categories)}",
             "Leave it out, or turn the categories into numbers",
+        )
+    if params.get("booster") == "dart":
+        yield parameter_problem(
+            "multi_strategy",
+            f"XGBoost has no {_MULTI_OUTPUT_TREE!r} with booster='dart'",
+            "Leave one of them out",
         )
 
 
