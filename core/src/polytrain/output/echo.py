@@ -1,4 +1,4 @@
-"""The user's streams, and the only place that prints: untrusted text can't control a terminal.
+"""The user's streams. Untrusted text is printed here alone, and can't control a terminal.
 
 Names, reasons and errors may come from a file that somebody else wrote. An escape sequence in them
 could change what the terminal shows, its title or the clipboard.

@@ -57,7 +57,7 @@ class TensorBoard(FileTracker):
         """
         if self.directory is not None:
             files = EventFiles(Path(self.directory, run.name), "")
-            if not run.run_id and any(files.own()):
+            if not run.run_id and any(files.event_files()):
                 raise FileExistsError(
                     f"{files.run_id} has event files that aren't of this run: give another "
                     "directory, or move them away"
@@ -210,11 +210,11 @@ class EventFiles:
         """Remove the tracker's files: the run was started over, or keeps no rows."""
         self._last_stamp = self._newest_stamp()
         self.close()
-        for name in self.own():
+        for name in self.event_files():
             self._root.delete(self._path(name))
 
-    def own(self) -> Iterator[str]:
-        """Yield the names of the tracker's files, of whichever run."""
+    def event_files(self) -> Iterator[str]:
+        """Yield the names of polytrain's event files, of whichever run."""
         for name, status in self._root.names(self._below, start=_PREFIX):
             if name.endswith(_SUFFIX) and stat.S_ISREG(status.st_mode):
                 yield name

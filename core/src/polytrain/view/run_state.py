@@ -29,7 +29,7 @@ class RunState(StrEnum):
 
 
 def unscored(validation_failure: str) -> str:
-    """Return the end of a sentence on a finished run, if every validation failed.
+    """Return the end of a sentence on a run that has ended, if every validation failed.
 
     Args:
         validation_failure: why they did; empty if they didn't.
