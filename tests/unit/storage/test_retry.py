@@ -159,6 +159,17 @@ def test_a_name_that_the_storage_cannot_have_is_not_tried_again(clock: Clock) ->
     assert clock.waits == []
 
 
+def test_an_answer_that_a_client_cannot_decode_is_asked_for_again(clock: Clock) -> None:
+    kept = pafs._MockFileSystem()
+    answers = iter([lambda path: b"\xff".decode(), kept.open_output_stream])
+    filesystem = SimpleNamespace(
+        type_name="s3", open_output_stream=lambda path: next(answers)(path)
+    )
+    storage = RemoteStorage(filesystem, "run", root="s3://run", retry_s=600)
+    storage.write("model", b"content")
+    assert clock.waits
+
+
 def never(clock: Clock) -> Storage:
     return Storage(*(OSError(f"error {number}") for number in range(10_000)))
 

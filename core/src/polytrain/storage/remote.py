@@ -175,7 +175,7 @@ class RemoteStorage:
         def as_os_error() -> Answer:
             try:
                 return self._answered(call, size)
-            except (OSError, TypeError, AttributeError, UnicodeError):
+            except (OSError, TypeError, AttributeError, UnicodeEncodeError):
                 # Of these, only an OSError may pass.
                 raise
             except Exception as error:
