@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import math
 import pickle
@@ -160,11 +161,8 @@ def test_a_name_that_the_storage_cannot_have_is_not_tried_again(clock: Clock) ->
 
 
 def test_an_answer_that_a_client_cannot_decode_is_asked_for_again(clock: Clock) -> None:
-    kept = pafs._MockFileSystem()
-    answers = iter([lambda path: b"\xff".decode(), kept.open_output_stream])
-    filesystem = SimpleNamespace(
-        type_name="s3", open_output_stream=lambda path: next(answers)(path)
-    )
+    answers = iter([lambda: b"\xff".decode(), io.BytesIO])
+    filesystem = SimpleNamespace(type_name="s3", open_output_stream=lambda path: next(answers)())
     storage = RemoteStorage(filesystem, "run", root="s3://run", retry_s=600)
     storage.write("model", b"content")
     assert clock.waits
