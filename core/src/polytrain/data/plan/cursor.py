@@ -154,7 +154,10 @@ class Cursor(Generic[AnyPosition]):
         return self._begun is not None
 
     def has_begun(self, epoch: Epoch) -> bool:
-        """Return whether rows of an epoch have been given, so that it isn't returned again."""
+        """Return whether rows of this epoch have been given.
+
+        If so, `next_epoch` returns the one after it.
+        """
         return self._begun is epoch
 
     def move(self, epoch: Epoch, start: int) -> None:

@@ -93,7 +93,10 @@ def _filled(block: bytes) -> Iterator[bytes]:
 
 
 def _inferred(block: bytes, columns: Collection[str] | None) -> pa.Table:
-    """Some lines in the types that their values have. Other columns than these may have none."""
+    """Some lines in the types that their values have.
+
+    Columns that aren't read may come back as null.
+    """
     block.decode()  # Arrow doesn't look whether it is UTF-8.
     try:
         table = _parsed(block, None)

@@ -135,7 +135,8 @@ class Zygote:
         try:
             while self._clients:
                 for key, _ in self._selector.select():
-                    # Another's service may have closed it, and its number be a new source's.
+                    # Serving another source may have closed this one, and a new one may have its
+                    # number.
                     if self._selector.get_map().get(key.fd) is key:
                         self._serve_source(key.fileobj)
         except Exception as error:
