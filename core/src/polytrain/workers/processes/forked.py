@@ -194,7 +194,7 @@ def spawn(request: ForkRequest) -> int:
 def run_spawned(entry: str, argv: Sequence[str], *descriptors: int) -> NoReturn:
     """Call `run_and_exit` in a process that was spawned instead of forked."""
     die_with_parent(os.getppid())
-    _open_text()
+    take_any_text()
     _have_interrupts_raised()
     sys.argv[:] = argv
     connection, page, *others = descriptors
@@ -230,8 +230,19 @@ def close_all_but(kept: set[int]) -> None:
 _MARKS = ERROR_BEGINS.encode(), ERROR_ENDS.encode()
 
 
+def take_any_text() -> None:
+    """Let this process's first streams take any text, whatever the driver's terminal takes.
+
+    Libraries keep these objects. Each line is written at once: the process may be killed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(  # type: ignore[union-attr]  # a text file
+            encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+
+
 def _open_text() -> None:
-    """Open standard streams that take any text, whatever the driver's terminal takes."""
+    """Open standard streams of a forked process, which take any text as well."""
     sys.stdout, sys.stderr = (
         _text(io.FileIO(descriptor, "w", closefd=False), shows_bars=False) for descriptor in (1, 2)
     )

@@ -40,7 +40,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +67,7 @@ from polytrain.workers.processes.forked import (
     ignore_children,
     leave_finalizers,
     spawn,
+    take_any_text,
     watched,
 )
 from polytrain.workers.processes.preload import (
@@ -409,11 +409,8 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # If an import crashes, its stack is in the output that agents show.
     faulthandler.enable()
-    # Libraries keep these objects, and forks write to their own outputs through it.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(  # type: ignore[union-attr]  # a text file
-            encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+    # Forks write to their own outputs through these streams, too.
+    take_any_text()
     adopt_orphans()
     with socket.socket(fileno=listener_descriptor) as listener:
         # From here on the kernel reports this process as the listener to its clients.
