@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,12 +13,13 @@ from polytrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
-    PolytrainError,
     Result,
     RunNotFoundError,
     load,
 )
+from polytrain.api import backend_checks
 from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain_plugins import Backend, Engine, UnknownBackendError
 
 
 def a_checkpoint(path: Path) -> Checkpoint:
@@ -92,11 +95,33 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
             read(file)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NeedsAnOption(Backend):
+    """A backend that can't be made from its name alone."""
+
+    name: ClassVar[str] = "made"
+    depth: int
+
+    def engine(self) -> Engine:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("read", [Result.from_path, load])
+def test_a_wrong_backend_is_named(
+    read: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="backend: 5 is no backend"):
+        read(tmp_path, backend=5)
+    with pytest.raises(UnknownBackendError, match="No backend is named 'xgbost'"):
+        read(tmp_path, backend="xgbost")
+    monkeypatch.setattr(backend_checks, "load_backend", lambda name: NeedsAnOption)
+    with pytest.raises(ValueError, match=r"backend: 'made' needs depth. .*\(depth=…\)"):
+        read(tmp_path, backend="made")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": 5}, "backend: 5 is no backend. Give the name of one"),
-        ({"backend": "xgbost"}, "No backend is named 'xgbost'"),
         (
             {"checkpoint_config": {"num_to_keep": 1}},
             "checkpoint_config: it is a dict. Pass a Check",
@@ -105,7 +130,7 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_argument_is_named(arguments: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(PolytrainError, match=message):
+    with pytest.raises(ValueError, match=message):
         Result.from_path(tmp_path, **arguments)
 
 

@@ -122,6 +122,29 @@ def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[
             yield Problem(field=name, what="it is required", remedy=f"Pass {name}=…")
 
 
+def made_backend(given: Any) -> Backend | None:
+    """Return the backend that the user has passed, by itself or by its name.
+
+    Raises:
+        RegistryError: no backend of this name can be loaded.
+        InvalidJobError: it is something else, or needs more than its name.
+    """
+    if given is None or isinstance(given, Backend):
+        return given
+    if isinstance(given, str):
+        cls = load_backend(given)
+        needed = [problem.field for problem in missing_options(cls, {})]
+        if not needed:
+            return cls()
+        what = f"{given!r} needs {', '.join(needed)}"
+        options = ", ".join(f"{name}=…" for name in needed)
+        remedy = f"Pass the backend itself: {cls.__name__}({options})"
+    else:
+        what = f"{quoted(given)} is no backend"
+        remedy = 'Give the name of one, such as "xgboost", or the backend itself'
+    raise InvalidJobError((Problem(field="backend", what=what, remedy=remedy),))
+
+
 def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
     return {option.name: option for option in fields(cls) if option.init}  # type: ignore[arg-type]  # every backend is a dataclass
 

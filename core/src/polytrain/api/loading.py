@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polytrain.api.backend_checks import made_backend
 from polytrain.api.result import Result
 from polytrain.checkpoint.checkpoint import Checkpoint, verify_here
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.errors import CheckpointError, RunNotFoundError
 from polytrain.storage.location import Location
-from polytrain_plugins import Backend, load_backend
+from polytrain_plugins import Backend
 
 
 def load(
@@ -36,10 +37,10 @@ def load(
         RunNotFoundError: there is neither a run nor a checkpoint.
         CheckpointError: the checkpoint is damaged, or its backend isn't known.
         OSError: the storage can't be read.
-        ValueError: no file can have this path.
+        RegistryError: no backend of this name can be loaded.
+        ValueError: no file can have this path, or `backend` is wrong.
     """
-    if isinstance(backend, str):
-        backend = load_backend(backend)()
+    backend = made_backend(backend)
     location = Location.of(path, filesystem, retry_s=0)
     try:
         manifest = manifest_at(location)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain import satellites
-from polytrain.api.backend_checks import raise_if_any
+from polytrain.api.backend_checks import made_backend, raise_if_any
 from polytrain.api.returns import Returns
 from polytrain.api.shown import Row, as_html, as_text, line, place
 from polytrain.checkpoint.checkpoint import Checkpoint, verify_here
@@ -37,13 +37,11 @@ from polytrain_plugins import (
     Backend,
     CheckpointInfo,
     Predictions,
-    Problem,
     RegistryError,
     Stopped,
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.type_names import quoted
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -177,11 +175,12 @@ class Result(metaclass=RayTrainClass):
             RunNotFoundError: there is no run.
             DamagedFileError: its journal holds what no run writes.
             OSError: the storage can't be read.
+            RegistryError: no backend of this name can be loaded.
             ValueError: no file can have this path, or another argument is wrong.
         """
-        if isinstance(backend, str):
-            backend = load_backend(backend)()
-        raise_if_any(_wrong_arguments(backend, checkpoint_config))
+        backend = made_backend(backend)
+        if checkpoint_config is not None:
+            raise_if_any(typed_problems("checkpoint_config", checkpoint_config, CheckpointConfig))
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
         try:
             run_history = read_history(location.open().read_log(JOURNAL))
@@ -557,14 +556,6 @@ def recorded(
         ),
         backend=backend or _backend(run_history.identity),
     )
-
-
-def _wrong_arguments(backend: Any, config: Any) -> Iterator[Problem]:
-    if backend is not None and not isinstance(backend, Backend):
-        remedy = 'Give the name of one, such as "xgboost", or the backend itself'
-        yield Problem(field="backend", what=f"{quoted(backend)} is no backend", remedy=remedy)
-    if config is not None:
-        yield from typed_problems("checkpoint_config", config, CheckpointConfig)
 
 
 def _last_step(history: Sequence[Mapping[str, Any]]) -> int:
