@@ -25,6 +25,7 @@ from tests.shards import shard_of
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.api.config_checks import config_problems
 from polytrain.data.checks import warn_of_read_amplification
+from polytrain.data.fingerprint import digests
 from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
@@ -260,14 +261,21 @@ def test_by_default_no_worker_holds_rows_that_it_does_not_use(
     assert [*chain(*reaches)] == list(range(1000))
 
 
-def spec_of(data: Any, world_size: int, cut: int | None = None, **config: Any) -> ShardSpec:
+def spec_of(
+    data: Any, world_size: int, cut: int | None = None, window: int | None = None, **config: Any
+) -> ShardSpec:
     dataset = RunDataset(source=describe("train", data), config=DataConfig(**config))
     return dataset.spec(
-        world_size=world_size, whole=False, as_tables=False, only_tables=False, shards=cut
+        world_size=world_size,
+        whole=False,
+        as_tables=False,
+        only_tables=False,
+        shards=cut,
+        window=window,
     )
 
 
-def test_a_run_that_resumes_keeps_its_shards_unless_the_user_says_otherwise(
+def test_a_run_that_resumes_keeps_its_order_unless_the_user_says_otherwise(
     tmp_path: Path,
 ) -> None:
     data = files(tmp_path / "data")
@@ -276,6 +284,16 @@ def test_a_run_that_resumes_keeps_its_shards_unless_the_user_says_otherwise(
     assert spec_of(data, 4, cut=2, shards=8).plan.shards == 8
     for cut in ({"shards": 8}, {"cut": 8}):
         assert spec_of(pa.table({"id": [1, 2]}), 1, **cut).plan.shards == 2, "none is empty"
+    assert spec_of(data, 4, window=70).plan.window == 70
+    assert spec_of(data, 4, window=70, window_rows=90).plan.window == 90
+
+
+def test_a_position_belongs_to_the_same_data(tmp_path: Path) -> None:
+    source = describe("train", files(tmp_path / "data"))
+    others = describe("train", {"id": [1, 2]})
+    dataset = RunDataset(source=source, digests=digests(source))
+    assert dataset.is_same({"digests": digests(source)})
+    assert not dataset.is_same({"digests": digests(others)})
 
 
 def test_what_a_worker_reads_beside_its_part_is_reported(

@@ -82,12 +82,15 @@ class Run:
     def _shard_spec(self, dataset: RunDataset) -> DatasetSpec:
         if dataset.source.stream is not None:
             return dataset.stream_spec()
-        position = self.start.positions.get(dataset.name)
+        position = self.start.positions.get(dataset.name, {})
+        plan = position.get("plan", {})
         tables = self.demand.reads_tables
         return dataset.spec(
             world_size=self.spec.repeats or self.spec.world_size,
-            # The first driver of the run divides the data, once, unless the user does.
-            shards=position["plan"]["shards"] if position and "plan" in position else None,
+            # The first driver of the run decides them, once, unless the user does.
+            shards=plan.get("shards"),
+            # Small windows of other data may be much slower.
+            window=plan.get("window") if dataset.is_same(position) else None,
             whole=not dataset.is_split or dataset.name in self.demand.whole_datasets,
             as_tables=tables,
             virtual_workers=self.spec.scaling_config.virtual_workers,

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from polytrain.config.configs import DataConfig
 from polytrain.data.plan.mixture import Mixture
+from polytrain.data.plan.position import differences
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import UNKNOWN
@@ -64,6 +65,10 @@ class RunDataset:
     def _mixture(self) -> Mixture | None:
         return None if self.source.mix is None else self.source.mix.mixture
 
+    def is_same(self, position: Mapping[str, Any]) -> bool:
+        """Return whether a position, as in a manifest, is one in this data, as far as is known."""
+        return not differences(position.get("digests", {}), self.digests)
+
     @property
     def user_code(self) -> list[Any]:
         """Its classes and functions that a user may have written in a script."""
@@ -79,6 +84,7 @@ class RunDataset:
         as_tables: bool,
         only_tables: bool,
         shards: int | None = None,
+        window: int | None = None,
         virtual_workers: int | None = None,
     ) -> ShardSpec:
         """Decide how it is divided.
@@ -87,6 +93,7 @@ class RunDataset:
             as_tables: whether training reads a shard as one table.
             only_tables: whether it reads no batches.
             shards: number of canonical shards in the checkpoint. The user's own number comes first.
+            window: `Plan.window` in the checkpoint, likewise.
             virtual_workers: number of virtual workers that the ranks stand for, if there are any.
         """
         held = self._held(as_tables=as_tables, only_tables=only_tables)
@@ -97,6 +104,9 @@ class RunDataset:
         elif wanted := self.config.shards or shards:
             # No shard may be empty. Between two epochs the data may have become fewer.
             shards = min(wanted, items)
+        if not window or self.config.window_rows is not None:
+            # A window of groups has as many rows on average.
+            window = max(1, self._window_rows() * items // self.num_rows)
         return ShardSpec(
             name=self.name,
             num_rows=self.num_rows,
@@ -105,8 +115,7 @@ class RunDataset:
                 rows=items,
                 shards=shards or self._shards(held, virtual_workers or world_size, items),
                 shuffle=self.config.shuffle,
-                # A window of groups has as many rows on average.
-                window=max(1, self._window_rows() * items // self.num_rows),
+                window=window,
                 seed=self.config.seed,
                 mix=self._mixture,
             ),
