@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 
@@ -59,25 +57,6 @@ def test_a_thread_ends_though_whoever_closes_it_is_interrupted(
         loop.close()
     join(30)
     assert not thread.is_alive()
-
-
-HANGS = """
-import threading
-from polytrain.workers.processes.loop_thread import LoopThread, in_daemon_thread
-has_begun = threading.Event()
-def read():
-    has_begun.set()
-    threading.Event().wait()
-loop = LoopThread("reads")
-loop.submit(in_daemon_thread(read))
-has_begun.wait()
-loop.close()
-"""
-
-
-def test_a_program_ends_while_what_an_agent_reads_hangs() -> None:
-    """Its file server is gone, and a signal has ended the run."""
-    subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=60)
 
 
 def test_a_call_beside_the_loop_returns_or_raises_there() -> None:

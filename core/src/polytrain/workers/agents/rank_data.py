@@ -30,7 +30,7 @@ class RankData:
         """
         with contextlib.suppress(Exception):  # a rank that needs it raises it
             for each in shared:
-                self._fetched.append(await asyncio.to_thread(each.fetch))
+                self._fetched.append(await in_daemon_thread(each.fetch))
 
     def request(self, request: CacheRequest | None) -> None:
         """Start reading a rank's rows, unless they are held already."""
