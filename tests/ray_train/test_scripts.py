@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -297,6 +298,18 @@ def test_a_trainer_without_a_framework(tmp_path: Path) -> None:
         plain_loop, scaling_config=TWO, run_config=stored(tmp_path)
     ).fit()
     assert result.metrics == {"rank": 0}
+
+
+def test_what_fit_refuses_is_named_as_in_ray_train(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    directory.joinpath("model").touch()
+    trainer = train.DataParallelTrainer(
+        plain_loop, run_config=stored(tmp_path), resume_from_checkpoint=directory
+    )
+    shutil.rmtree(directory)
+    with pytest.raises(train.InvalidJobError, match="- resume_from_checkpoint: it can't"):
+        trainer.fit()
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,9 @@ class Trainer:
             SystemExit: after SIGTERM (code 143) or SIGHUP (129), when everything has been released.
                 If several signals come, the first decides.
         """
+        return self._fit(resume, wait)
+
+    def _fit(self, resume: Literal["auto", "never"], wait: bool) -> Result | RunHandle:
         clock = Clock()
         location = location_of(self._spec)
         raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))

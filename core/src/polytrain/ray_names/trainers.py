@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 from polytrain.api.backend_checks import raise_if_any
+from polytrain.api.result import Result
+from polytrain.api.run_handle import RunHandle
 from polytrain.api.trainer import Trainer
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
@@ -114,6 +117,16 @@ _NAMES = {
 """What a `Trainer` calls an argument → what it is called here."""
 
 
+@contextmanager
+def _ray_trains_names() -> Iterator[None]:
+    """Name what a `Trainer` refuses as it is called here."""
+    try:
+        yield
+    except InvalidJobError as error:
+        named = [replace(each, field=_NAMES.get(each.field, each.field)) for each in error.problems]
+        raise InvalidJobError(tuple(named)) from error.__cause__
+
+
 def _spells_out(arguments: Any) -> Callable[[Init], Init]:
     """Give an `__init__` the signature with each of its `**arguments` by name.
 
@@ -208,13 +221,12 @@ class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
                 options[option] = value
         given["datasets"] = _made(given.get("datasets"))
         given["restore_from"] = given.pop("resume_from_checkpoint", None)
-        try:
+        with _ray_trains_names():
             Trainer.__init__(self, backend(**options), function, **given)
-        except InvalidJobError as error:
-            named = [
-                replace(each, field=_NAMES.get(each.field, each.field)) for each in error.problems
-            ]
-            raise InvalidJobError(tuple(named)) from None
+
+    def _fit(self, resume: Literal["auto", "never"], wait: bool) -> Result | RunHandle:
+        with _ray_trains_names():
+            return super()._fit(resume, wait)
 
 
 class TorchTrainer(DataParallelTrainer):
