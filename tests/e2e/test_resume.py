@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver, start_driver
+from tests.faulty_storage import Call, FaultyFileSystem, out
 from tests.sweeps import only_in_sweep
 
 import polytrain
@@ -275,6 +276,28 @@ def test_a_run_with_checkpoints_and_without_a_journal_does_not_start_over_by_its
     assert same.history == restored.history
     again = trainer(quiet, train_loop_config={"batches": 2}).fit(resume="never")
     assert [metrics["batches"] for metrics in again.history] == [1, 2]
+
+
+def test_a_starting_checkpoint_is_waited_for(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.storage.calls._FIRST_WAIT_S", 0)
+    first = trainer(quiet, train_loop_config={"batches": 3}).fit()
+    directory = Path(first.checkpoint.path)
+    filesystem = FaultyFileSystem(directory.parent)
+    start = Checkpoint(directory.name, filesystem)
+    others = dataclasses.replace(quiet, name="others")
+    resumed = trainer(quiet, restore_from=start, run_config=others)
+    failed: set[Call] = set()
+
+    def fail_once(number: int, call: Call) -> None:
+        if call not in failed:
+            failed.add(call)
+            raise out()
+
+    filesystem.faults.fault = fail_once
+    assert resumed.fit().metrics["batches"] == 16
+    assert failed
 
 
 def test_a_second_driver_is_refused_while_the_first_one_works(quiet: RunConfig) -> None:

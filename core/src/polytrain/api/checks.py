@@ -108,8 +108,11 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     return datasets, tuple(problems)
 
 
-def start_of(spec: RunSpec) -> StartingPoint:
+def start_of(spec: RunSpec, *, retry_s: float = 0) -> StartingPoint:
     """The starting point of a new run.
+
+    Args:
+        retry_s: seconds for which unavailable storage is retried, now and later.
 
     Raises:
         OSError: the checkpoint can't be read.
@@ -119,8 +122,8 @@ def start_of(spec: RunSpec) -> StartingPoint:
     if given is None:
         return StartingPoint()
     if isinstance(given, Checkpoint):
-        return starting_point(Location.of(given.path, given.filesystem, retry_s=0))
-    return starting_point(Location.of(given, retry_s=0))
+        return starting_point(Location.of(given.path, given.filesystem, retry_s=retry_s))
+    return starting_point(Location.of(given, retry_s=retry_s))
 
 
 def _start_problems(spec: RunSpec) -> Iterable[Problem]:

@@ -57,7 +57,7 @@ def replay(
     last_step = int(history.reports.steps()[-1])
     origin = start_of(spec_of(trainer))
     start = _start(location, origin, history, from_step, last_step)
-    changes = _changes(trainer, history, is_from_origin=start.location == origin.location)
+    changes = _changes(trainer, history, origin, start)
     raise_if_any(tuple(_problems(trainer, history, changes, start.step)))
     stretch = stretch_of(
         history.attempts,
@@ -124,14 +124,16 @@ def _argument_problems(
 
 
 def _changes(
-    trainer: Trainer, history: ReportedHistory, *, is_from_origin: bool
+    trainer: Trainer, history: ReportedHistory, origin: StartingPoint, start: StartingPoint
 ) -> Mapping[int, Sequence[Problem]]:
     """Return what differs from what each driver trained the run with, by its token.
 
     Args:
-        is_from_origin: whether the stretch begins where the run did.
+        origin: the starting point of the trainer's request.
+        start: the starting point of the stretch.
     """
-    mine = identity_in(trainer, history)
+    mine = identity_in(trainer, history, origin)
+    is_from_origin = start.location == origin.location
     last, mutable = history.identity["options"], spec_of(trainer).backend.mutable_on_resume
     # Such as the number of rounds: a longer run repeats the shorter one before it.
     as_last = [each for each in mutable if mine["options"].get(each) == last.get(each)]

@@ -257,7 +257,8 @@ class Trainer:
                 raise_if_any(tuple(lost_journal_problems(location)))
         if known is not None and known.history is not None:
             warn_of_damage(location, known.history)
-        identity = self._identity(known)
+        origin = self._origin()
+        identity = self._identity(known, origin)
         with contextlib.ExitStack() as stack:
             with storage_needed(location):
                 history = self._history(location, identity, known)
@@ -270,7 +271,7 @@ class Trainer:
                         # The previous owner may have written since.
                         before, known = known, previous_run(location.open(), known=known)
                         if known is not before:
-                            identity = self._identity(known)
+                            identity = self._identity(known, origin)
                         history = self._history(location, identity, known)
                 if history is not None and history.succeeded:
                     logger.warning(
@@ -297,7 +298,7 @@ class Trainer:
                     )
             # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
-            run = self._run(location, identity, lease, history, cluster)
+            run = self._run(location, identity, origin, lease, history, cluster)
             # The run's own thread releases them, if there is one.
             held = stack.pop_all()
         if wait:
@@ -309,13 +310,13 @@ class Trainer:
             resumption=resumption,
         )
 
-    def _identity(self, known: PreviousRun | None) -> dict[str, Any]:
+    def _identity(self, known: PreviousRun | None, origin: StartingPoint) -> dict[str, Any]:
         history = None if known is None else known.history
         return identity_of(
             self._spec,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
             facts=facts_of(self._datasets),
-            start=self._origin().known_as,
+            start=origin.known_as,
             salt=salt_of({} if history is None else history.identity),
         )
 
@@ -328,7 +329,7 @@ class Trainer:
         if self._start is not None:
             return self._start
         try:
-            return start_of(self._spec)
+            return start_of(self._spec, retry_s=self._spec.run_config.storage_timeout_s)
         except (OSError, ValueError) as error:
             raise InvalidJobError((unreadable_start(error),)) from error
 
@@ -379,6 +380,7 @@ class Trainer:
         self,
         location: Location,
         identity: Mapping[str, Any],
+        origin: StartingPoint,
         lease: Lease,
         history: RunHistory | None,
         cluster: contextlib.ExitStack,
@@ -390,7 +392,7 @@ class Trainer:
                 location=location,
                 lease=lease,
                 past=history,
-                origin=self._origin(),
+                origin=origin,
                 transform=transform_fingerprint(
                     {dataset.name: dataset.config for dataset in self._datasets}
                 ),
@@ -473,10 +475,14 @@ def spec_of(trainer: Trainer) -> RunSpec:
     return trainer._spec
 
 
-def identity_in(trainer: Trainer, history: RunHistory) -> dict[str, Any]:
-    """The identity that a trainer's request has in a run."""
+def identity_in(trainer: Trainer, history: RunHistory, origin: StartingPoint) -> dict[str, Any]:
+    """The identity that a trainer's request has in a run.
+
+    Args:
+        origin: the starting point of the request.
+    """
     trainer._datasets = identified_datasets(trainer._datasets)
-    return trainer._identity(PreviousRun(journal={}, history=history))
+    return trainer._identity(PreviousRun(journal={}, history=history), origin)
 
 
 def starting_from(start: StartingPoint, trainer: Trainer, *, spec: RunSpec) -> Trainer:
