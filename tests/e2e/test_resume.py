@@ -267,7 +267,16 @@ def test_a_run_with_checkpoints_and_without_a_journal_does_not_start_over_by_its
     assert "checkpoints until step 3" in problem.what
     assert f"restore_from={first.checkpoint.path!r}" in problem.remedy
     others = dataclasses.replace(quiet, name="others")
-    restored = trainer(quiet, restore_from=first.checkpoint.path, run_config=others).fit()
+    begun = trainer(
+        quiet,
+        restore_from=first.checkpoint.path,
+        train_loop_config={"batches": 16, "stop_at": 6},
+        run_config=others,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        begun.fit()
+    # It has a checkpoint of its own, from which it is resumed.
+    restored = trainer(quiet, run_config=others).fit()
     assert [metrics["batches"] for metrics in restored.history] == [*range(4, 17)]
     with pytest.raises(InvalidJobError, match="restore_from: it isn't the checkpoint that"):
         trainer(quiet, run_config=others).fit()

@@ -58,6 +58,7 @@ from polytrain.run.identity import (
     identity_of,
     salt_of,
     transform_fingerprint,
+    with_start_of,
 )
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
@@ -403,6 +404,8 @@ class Trainer:
             raise_if_any(damage_problems(start))
         elif history is not None:
             raise_if_any(data_differences(history.identity, identity))
+            # The run started where its first driver did, whatever this call names.
+            identity = with_start_of(identity, history.identity)
         choice, place = None, None
         if not spec.is_inline:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))

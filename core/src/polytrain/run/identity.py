@@ -112,6 +112,13 @@ def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
     return None if function is None else code_fingerprint(function)
 
 
+def with_start_of(identity: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an identity with the starting point of an earlier driver, if that recorded one."""
+    content = {name: value for name, value in identity["content"].items() if name != START}
+    start = {name: value for name, value in before["content"].items() if name == START}
+    return {**identity, "content": {**content, **start}}
+
+
 def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield how a finished run's content differs from the request.
 
