@@ -39,7 +39,7 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     WriteState,
 )
-from polytrain.workers.agents.kept_copies import Room
+from polytrain.workers.agents.kept_copies import KeptCopies, Room
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.agents.worker_connection import KeptEnd
 from polytrain.workers.processes.channel import SocketChannel
@@ -187,18 +187,43 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
     with_agent(spec, test)
 
 
-def test_an_agent_without_a_descriptor_left_knows_no_stacks(
-    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "refused"),
+    [
+        (os, "dup", OSError(errno.EMFILE, "too many open files")),
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+    ids=["descriptor", "thread"],
+)
+def test_an_agent_without_a_descriptor_or_a_thread_left_knows_no_stacks(
+    owner: Any, name: str, refused: Exception, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It isn't lost for that."""
 
     async def test(agent: Agent) -> None:
         await launch(agent)
         agent.process_started(0, os.getpid())
-        refused = OSError(errno.EMFILE, "too many open files")
-        monkeypatch.setattr(os, "dup", Mock(side_effect=refused))
+        monkeypatch.setattr(owner, name, Mock(side_effect=refused))
         await agent.carry_out(ReadStacks(attempt=0, pausing=False))
-        assert "too many open files" in (await received(agent, Stacks)).text
+        assert (await received(agent, Stacks)).text == f"not known: {refused}"
+        agent.process_ended(0, "exited with code 0", killed=False)
+
+    with_agent(spec, test)
+
+
+def test_an_attempt_starts_though_the_system_refuses_the_thread_that_deletes_copies(
+    spec: AgentSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of another rank."""
+
+    async def test(agent: Agent) -> None:
+        agent._kept_copies = kept = KeptCopies(tmp_path, Room())
+        refused = RuntimeError("can't start new thread")
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", Mock(side_effect=refused))
+            await launch(agent)
+        await received(agent, Started)
+        assert kept.attempt == 0
         agent.process_ended(0, "exited with code 0", killed=False)
 
     with_agent(spec, test)

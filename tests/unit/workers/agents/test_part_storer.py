@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.faulty_storage import FaultyFileSystem
@@ -210,13 +211,14 @@ def test_a_large_state_has_more_time(tmp_path: Path) -> None:
 def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered = threading.Event()
+    answered, has_deleted = threading.Event(), threading.Event()
     waited: list[bool] = []
     deleted = part_storer.remove
 
     def remove(staged: Path) -> None:
         waited.append(answered.wait(timeout=10))
         deleted(staged)
+        has_deleted.set()
 
     monkeypatch.setattr(part_storer, "remove", remove)
     store = store_in(Location.of("runs/one", FaultyFileSystem(tmp_path / "bucket")))
@@ -230,12 +232,39 @@ def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
         await storer.finish()
         storer.forget_copies(before=2)
         answered.set()
-        await asyncio.get_running_loop().shutdown_default_executor()
         storer.close()
 
     asyncio.run(run())
+    assert has_deleted.wait(10)
     assert waited == [True]
     assert not staging.exists()
+
+
+REFUSED = RuntimeError("can't start new thread")
+
+
+def test_what_is_staged_is_deleted_though_the_system_refuses_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both a part that is dropped, and the copy of an older checkpoint."""
+    store = store_in(Location.of("runs/one", FaultyFileSystem(tmp_path / "bucket")))
+    stagings = [Stagings(scratch=tmp_path, near=None).new(name, 0) for name in ("one", "two")]
+    copy, dropped = (staged_part(staged, n) for n, staged in enumerate(stagings, 1))
+
+    async def run() -> None:
+        storer = PartStorer(store, merges_files=True, emit=lambda event: None)
+        storer.take(copy)
+        await storer.finish()
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", Mock(side_effect=REFUSED))
+            storer.forget_copies(before=2)
+            storer.take(replace(dropped, rank=1))
+            storer.store_rest(ATTEMPT.attempt, dropped.checkpoint, None)
+            await storer.finish()
+        storer.close()
+
+    asyncio.run(run())
+    assert not any(staged.exists() for staged in stagings)
 
 
 def test_a_thread_that_the_system_refuses_is_a_failure_of_the_storage(
@@ -243,13 +272,10 @@ def test_a_thread_that_the_system_refuses_is_a_failure_of_the_storage(
 ) -> None:
     """A container may limit the number of threads. Otherwise nobody would hear of the parts."""
 
-    def refuses(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     store = store_in(tmp_path)
     checkpoint, state = part(store, 1), part(store, 2)
     as_event = of_state(Copy(state, False, False), is_copy=False)
-    monkeypatch.setattr(threading.Thread, "start", refuses)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=REFUSED))
     failed, unwritten = told(store, (checkpoint, None), (state, as_event))
     assert isinstance(failed, Failed)
     assert (failed.failure.kind, failed.failure.rank) == (FailureKind.STORAGE, 0)

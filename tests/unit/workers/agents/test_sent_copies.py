@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.checkpoint.checkpoints import ATTEMPT, store_in
@@ -190,8 +191,31 @@ def test_large_copies_are_not_deleted_on_the_event_loop(
             partial(pair.sent.send_from, ATTEMPT.attempt, number + 1, number, {}),
         )
     pair.launch(ATTEMPT.attempt + 1)
+    for thread in threading.enumerate():
+        if thread.name == "polytrain-call":
+            thread.join()
     assert len(threads) > 4
     assert threading.current_thread() not in threads
+    assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
+
+
+def test_copies_are_deleted_though_the_system_refuses_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent isn't lost for that."""
+    pair, attempt = Pair(tmp_path), ATTEMPT.attempt
+    for number in (1, 2):
+        pair.runs(
+            partial(pair.make, number),
+            partial(pair.sent.send_from, attempt, number + 1, number, {}),
+        )
+    refused = RuntimeError("can't start new thread")
+    refuse = partial(monkeypatch.setattr, threading.Thread, "start", Mock(side_effect=refused))
+    pair.runs(refuse, partial(pair.make, 3), monkeypatch.undo)
+    assert (pair.events[-1].holder, pair.events[-1].reason) == (None, str(refused))
+    assert sorted(pair.sent.there) == [2, 3]
+    refuse()
+    asyncio.run(pair.sent.launched(attempt + 1, 0, pair.scratch))
     assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
 
 

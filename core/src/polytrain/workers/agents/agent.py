@@ -475,7 +475,7 @@ class Agent:
         await self._sent.launched(before, self._rank, self._scratch.path)
         self._launched = max(before, self._launched)
         if self._kept_copies is not None:
-            await asyncio.to_thread(self._kept_copies.launched, before)
+            await in_daemon_thread(self._kept_copies.launched, before, else_here=True)
 
     def _forget_kept(self) -> None:
         if self._last is not None and self._last.kept is not None:

@@ -30,6 +30,7 @@ from polytrain.storage.calls import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.agents.kept_copies import damaged
 from polytrain.workers.agents.sent_copies import Copy, Hashes
+from polytrain.workers.processes.loop_thread import in_daemon_thread
 
 _STATE_WITHIN_S = 20.0
 _STATE_BYTES_PER_S = 50e6
@@ -112,7 +113,7 @@ class PartStorer:
     def forget_copies(self, *, before: int) -> None:
         """Delete the local copies of older checkpoints: no attempt resumes from them."""
         for number in [number for number in self._copies if number < before]:
-            asyncio.get_running_loop().run_in_executor(None, remove, self._copies.pop(number))
+            in_daemon_thread(remove, self._copies.pop(number), else_here=True)
 
     def close(self) -> None:
         """Stop after the part that is being stored; keep what a dead storage hasn't taken."""
@@ -130,7 +131,7 @@ class PartStorer:
     ) -> None:
         stored_already = await rank_0
         if stored_already is None:
-            await asyncio.to_thread(clear_staged, part)
+            await in_daemon_thread(clear_staged, part, else_here=True)
             return
         if as_event is not None:
             # Its time begins when those before are stored, or late.

@@ -18,6 +18,7 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.checkpoint.staging import beneath, link, remove, size_of
 from polytrain.events.attempt import CopySent
 from polytrain.policy.copies import to_keep
+from polytrain.workers.processes.loop_thread import in_daemon_thread
 
 _SENT = "sent"
 """Directory in the run's directory on a node: of sent copies."""
@@ -134,7 +135,7 @@ class SentCopies:
         self._common = None
         self._is_over = False
         for copy in old:
-            await asyncio.to_thread(copy.delete)
+            await in_daemon_thread(copy.delete, else_here=True)
 
     def stop(self) -> None:
         """Send nothing more."""
@@ -177,7 +178,7 @@ class SentCopies:
     def _keep(self, copy: Copy, *, number: int) -> None:
         """Keep a copy when its worker process deletes it, and one of those before."""
         for other in set(self.there) - {to_keep(self.there, self._common)}:
-            asyncio.get_running_loop().run_in_executor(None, self.there.pop(other).delete)
+            in_daemon_thread(self.there.pop(other).delete, else_here=True)
         staged = copy.part.staged
         assert staged is not None
         target = self._scratch / _SENT / staged.name

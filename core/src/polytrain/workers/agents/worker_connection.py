@@ -22,6 +22,7 @@ from polytrain.workers.agents.calls import WriteState
 from polytrain.workers.agents.sent_copies import Copy
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
+from polytrain.workers.processes.loop_thread import in_daemon_thread
 from polytrain.workers.session.job import LaunchOrder
 from polytrain.workers.session.messages import to_event, to_part
 
@@ -168,10 +169,11 @@ class WorkerConnection:
         except OSError as error:
             return f"not known: {error}"
         try:
-            loop = asyncio.get_running_loop()
             look = partial(stacks_of, self.child.pid, descriptor, pausing=pausing)
             with self._unwatched():
-                return await loop.run_in_executor(None, look)
+                return await in_daemon_thread(look)
+        except RuntimeError as error:  # the system refuses the thread
+            return f"not known: {error}"
         finally:
             os.close(descriptor)
 

@@ -20,10 +20,18 @@ _ENDS_WITHIN_S = 10.0
 _T = TypeVar("_T")
 
 
-async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
+def in_daemon_thread(
+    function: Callable[..., _T], *arguments: Any, else_here: bool = False
+) -> asyncio.Future[_T]:
     """Call a function on a thread of its own, for which the program doesn't wait when it ends.
 
     It does for those of `asyncio.to_thread`, and what they read may be on a server that is gone.
+
+    Args:
+        else_here: whether to call it on the event loop if the system refuses the thread.
+
+    Raises:
+        RuntimeError: the system refuses the thread, as in a container that limits their number.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
@@ -41,8 +49,13 @@ async def in_daemon_thread(function: Callable[..., _T], *arguments: Any) -> _T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(conclude, settle)
 
-    threading.Thread(target=call, name="polytrain-call", daemon=True).start()
-    return await outcome
+    try:
+        threading.Thread(target=call, name="polytrain-call", daemon=True).start()
+    except RuntimeError:
+        if not else_here:
+            raise
+        call()
+    return outcome
 
 
 class LoopThread:
