@@ -372,6 +372,27 @@ def test_a_copy_of_an_active_run_is_not_asked(
     assert not (copy / "requests").exists()
 
 
+def test_a_stop_says_how_the_asked_driver_ended_though_another_has_resumed_the_run(
+    stalled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = stalled / "leases" / "000001"
+
+    def ask(*_: Any, reason: str, **__: Any) -> dict[str, Any]:
+        stopped = {"by": "command", "reason": reason}
+        end = {"event": "Concluded", "token": 1, "succeeded": False, "reason": "stopped"}
+        opened = json.loads((stalled / "journal.jsonl").read_text().split("\n")[0])
+        lines = [{"time": time.time(), "stopped": stopped, **end}]
+        lines.append({**opened, "token": 2, "anew": False})
+        with (stalled / "journal.jsonl").open("a") as journal:
+            journal.writelines(json.dumps(line) + "\n" for line in lines)
+        shutil.copy(lease, lease.with_name("000002"))
+        return {}
+
+    monkeypatch.setattr("polytrain.run.requests.ask", ask)
+    assert main(["stop", str(stalled), "--reason", "lunch"]) == 75
+    assert capsys.readouterr().out == f"{stalled.name}: stopped by polytrain stop: lunch\n"
+
+
 def test_a_run_is_active_until_its_driver_releases_the_lease(tmp_path: Path) -> None:
     """After its conclusion trackers get the rest, and nobody can resume it yet."""
     (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))

@@ -17,13 +17,16 @@ from polytrain.view.cli.found import (
     is_active,
     named_run,
     print_json,
+    readable,
     run_argument,
 )
-from polytrain.view.run_state import RunState
+from polytrain.view.run_state import RunState, run_state
 
 if TYPE_CHECKING:
+    from polytrain.run.lease import Holder
     from polytrain.run.requests import RequestKind
     from polytrain.view.present import PresentRun
+    from polytrain_plugins import Stopped
 
 _LOOK_EVERY_S = 0.5
 
@@ -41,24 +44,25 @@ _SILENT_S = 30.0
 def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     """End RUN at its next checkpoint; `fit()` resumes it later.
 
-    Waits until it has ended. The exit code is 75 if it can be resumed, 0 if it was finished before
-    it stopped, and 1 if it failed.
+    Waits until its driver has ended it. The exit code is 75 if it can be resumed, 0 if it was
+    finished before it stopped, and 1 if it failed.
     """
     from polytrain.run.requests import RequestKind
 
     found = named_run(run)
     _ask_driver(found, RequestKind.STOP, reason=reason)
+    state, stopped = found.state, None
     if not no_wait:
         while is_active(found):
             time.sleep(_LOOK_EVERY_S)
-        found = named_run(run)
+        state, stopped = _end_by(found.holder, named_run(run))
     if as_json:
-        print_json("stop", {"name": found.location.name, "state": found.state})
+        print_json("stop", {"name": found.location.name, "state": state})
     elif no_wait:
         echo(f"{found.location.name} ends at its next checkpoint.")
     else:
-        echo(f"{found.location.name}: {found.history.stopped or found.state}")
-    return 0 if no_wait else exit_code_of(found.state)
+        echo(f"{found.location.name}: {stopped or state}")
+    return 0 if no_wait else exit_code_of(state)
 
 
 @click.command("stacks")
@@ -110,6 +114,22 @@ def _ask_driver(run: PresentRun, kind: RequestKind, *, reason: str = "") -> Mapp
         ) from error
     except (OSError, DamagedFileError) as error:
         raise click.ClickException(f"{run.location.address} can't be used: {error}") from error
+
+
+def _end_by(driver: Holder | None, run: PresentRun) -> tuple[RunState, Stopped | None]:
+    """Return how a driver has ended a run, which another one may have resumed since, and why."""
+    from polytrain.record.entries import RunConcluded
+
+    state, stopped = RunState.INTERRUPTED, None
+    with readable(run.location):
+        for entry in run.entries():
+            if driver is None or entry.token > driver.token:
+                break
+            if isinstance(entry, RunConcluded) and entry.token == driver.token:
+                stopped = entry.stopped
+                can_resume = stopped is not None and not stopped.is_final
+                state = run_state(succeeded=entry.succeeded, stopped=can_resume, is_held=False)
+    return state, stopped
 
 
 def _expect_driver(run: PresentRun) -> None:
