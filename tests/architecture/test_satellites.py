@@ -29,6 +29,7 @@ KERNELS_TESTS = (
 )
 
 ROOMS = (
+    "api.backend_checks",
     "api.trainer",
     "checkpoint",
     "config",
@@ -52,10 +53,9 @@ ROOMS = (
 """What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
 
 OWN_ROOMS = {
-    "prediction": ("api.backend_checks", "data", "policy.scaling", "workers"),
+    "prediction": ("data", "policy.scaling", "workers"),
     "validation": ("policy.validation", "run.attached_work", "workers"),
     "view": (
-        "api.backend_checks",
         "policy.links",
         "policy.placement",
         # The kit, for a backend that `polytrain new-backend` writes.
