@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from polytrain.run.lease import leased
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
-from polytrain.view.cli.found import is_active, named_run
+from polytrain.view.cli.found import active_check, named_run
 from polytrain.view.run_state import RunState
 
 DIES = """
@@ -400,10 +401,41 @@ def test_a_run_is_active_until_its_driver_releases_the_lease(tmp_path: Path) -> 
     with leased(storage, storage):
         run = named_run(str(tmp_path))
         assert run.state is RunState.FINISHED
-        assert is_active(run)
-    assert not is_active(run)
+        is_active = active_check(run)
+        assert is_active()
+    assert not is_active()
     with leased(storage, storage):
-        assert not is_active(run)
+        assert not is_active()
+
+
+def test_a_run_of_another_machine_is_active_until_its_driver_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
+    storage = Location.of(tmp_path).open()
+    with leased(storage, storage) as lease:
+        file = tmp_path / lease.path
+    owner = {**json.loads(file.read_text()), "machine": "another"}
+
+    def write(**changed: Any) -> None:
+        file.write_text(json.dumps({**owner, **changed}))
+
+    now = 0.0
+    monkeypatch.setattr("polytrain.run.lease.time", SimpleNamespace(monotonic=lambda: now))
+    write(released=False)
+    is_active = active_check(named_run(str(tmp_path)))
+    assert is_active()
+    now = 20.0
+    write(released=False, beat_monotonic=5.0)
+    assert is_active()
+    now = 49.0
+    assert is_active()
+    now = 51.0
+    assert not is_active()
+    write(released=False, beat_monotonic=10.0)
+    assert is_active()
+    write(released=True, beat_monotonic=10.0)
+    assert not is_active()
 
 
 def test_a_driver_that_is_silent_is_not_asked(

@@ -287,6 +287,32 @@ def holder(storage: Storage) -> Holder | None:
     )
 
 
+class HolderWatch:
+    """Watches whether the driver that held a run when it was read holds it still."""
+
+    def __init__(self, watched: Holder | None) -> None:
+        self._watched = watched
+        self._beat_since = time.monotonic()
+
+    def is_held(self, storage: Storage) -> bool:
+        """Return whether it does; as long as it does, nobody can resume the run.
+
+        Where this machine can't know, the lease ends when the heartbeats stop, as for a driver that
+        wants it.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        owner = holder(storage)
+        if owner is None or self._watched is None or owner.token != self._watched.token:
+            return False
+        if owner.is_held is not None:
+            return owner.is_held
+        if owner.beat_monotonic != self._watched.beat_monotonic:
+            self._watched, self._beat_since = owner, time.monotonic()
+        return time.monotonic() - self._beat_since < _DEAD_AFTER_S
+
+
 @contextmanager
 def leased(
     storage: Storage,

@@ -12,9 +12,9 @@ import click
 from polytrain.output.echo import echo, echo_lines
 from polytrain.view.cli.found import (
     WholeNumber,
+    active_check,
     as_json,
     exit_code_of,
-    is_active,
     named_run,
     print_json,
     readable,
@@ -53,7 +53,8 @@ def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     _ask_driver(found, RequestKind.STOP, reason=reason)
     state, stopped = found.state, None
     if not no_wait:
-        while is_active(found):
+        is_active = active_check(found)
+        while is_active():
             time.sleep(_LOOK_EVERY_S)
         state, stopped = _end_by(found.holder, named_run(run))
     if as_json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,24 +115,21 @@ def named_run(name: str) -> PresentRun:
     raise NotFound(_not_found(places))
 
 
-def is_active(run: PresentRun) -> bool:
-    """Return whether the driver that held a run's lease when it was read holds it still.
+def active_check(run: PresentRun) -> Callable[[], bool]:
+    """Return a function that says whether the driver that held a run holds it still.
 
-    Until it releases that, nobody can resume the run. The journal isn't read, which may take long.
-
-    Raises:
-        click.ClickException: the storage can't be read.
+    It reads no journal, which may take long. It raises `click.ClickException` if the storage can't
+    be read.
     """
-    from polytrain.run.lease import holder
+    from polytrain.run.lease import HolderWatch
 
-    with readable(run.location):
-        owner = holder(run.location.open())
-    if owner is None or run.holder is None or owner.token != run.holder.token:
-        return False
-    if owner.is_held is None:
-        # Nobody here can look at a driver on another machine: it may have died after the end.
-        return named_run(run.location.address).state is RunState.RUNNING
-    return owner.is_held
+    watch = HolderWatch(run.holder)
+
+    def is_active() -> bool:
+        with readable(run.location):
+            return watch.is_held(run.location.open())
+
+    return is_active
 
 
 def storage_at(place: str, argument: str) -> Location:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo, has_colours, rank_line, write_line
-from polytrain.view.cli.found import WholeNumber, is_active, named_run, readable, run_argument
+from polytrain.view.cli.found import WholeNumber, active_check, named_run, readable, run_argument
 
 if TYPE_CHECKING:
     from polytrain.view.present import PresentRun
@@ -28,8 +28,9 @@ def command(run: str, rank: int | None, follow: bool) -> None:
     found = named_run(run)
     seen = {path: 0 for path in logs_of(found, rank)}
     is_coloured = has_colours(sys.stdout)
+    is_active = active_check(found)
     while True:
-        is_running = follow and is_active(found)
+        is_running = follow and is_active()
         for path in logs_of(found, rank):
             written = found.location.open().read(path)
             prefix = "" if rank is not None else f"({_label(path)}) "
