@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 from polytrain.api.backend_checks import raise_if_any
-from polytrain.api.result import Result
-from polytrain.api.run_handle import RunHandle
 from polytrain.api.trainer import Trainer
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
@@ -21,6 +19,9 @@ from polytrain.config.validation_config import ValidationConfig
 from polytrain.lazy_names import RayTrainClass
 from polytrain_plugins import InvalidJobError, Problem, load_backend
 from polytrain_plugins.close_names import did_you_mean
+
+if TYPE_CHECKING:
+    from polytrain import Result, RunHandle
 
 
 class FrameworkConfig:
