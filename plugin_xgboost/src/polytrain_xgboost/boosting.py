@@ -83,7 +83,7 @@ class Boosting:
                 data,
                 options=self.options,
                 params=params,
-                history=self.history,
+                callbacks=callbacks,
                 ranks=self.ranks,
                 outside=self.outside,
             )
@@ -109,7 +109,7 @@ class Boosting:
             round_ = done if options.needs_all_rounds else before + done
             if leaves is None:
                 # Callbacks may have changed some.
-                params = {**self.params, **history.params}
+                params = {**self.params, **callbacks.params}
                 boost(booster, data, round_=round_, options=options, params=params)
             scores = evaluated(
                 booster if leaves is None else leaves.boost(round_),

@@ -44,14 +44,21 @@ class Callbacks:
         self._history = history
         self._ranks = ranks
         self._log = history.evals_log()
+        self._first_params: dict[str, str] = {}
 
     def before_training(self, booster: xgboost.Booster) -> xgboost.Booster:
         """Call once in every attempt. Return the booster to train."""
-        for callback in self._callbacks:
-            booster = callback.before_training(booster)
+        with _noting(booster, self._first_params):
+            for callback in self._callbacks:
+                booster = callback.before_training(booster)
         # Last, so that parameters from before a restart replace those set by `before_training`.
         booster.set_param(self._history.params)
         return booster
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The parameters that callbacks have set."""
+        return {**self._first_params, **self._history.params}
 
     def before_iteration(self, booster: xgboost.Booster, epoch: int) -> bool:
         """Call before a round. Return whether training ends."""

@@ -22,9 +22,8 @@ import xgboost
 from polytrain.boosting.columns import one_after_another, rows_by_leaf
 from polytrain.boosting.sampling import Mask
 from polytrain_xgboost.backend import XGBoost
-from polytrain_xgboost.callbacks import TunableBooster
+from polytrain_xgboost.callbacks import Callbacks, TunableBooster
 from polytrain_xgboost.collective import Outside, Ranks, outside_the_collective
-from polytrain_xgboost.history import History
 from polytrain_xgboost.matrices import TrainingData
 from polytrain_xgboost.rounds import boost, drawn_rows
 
@@ -120,7 +119,7 @@ class Leaves:
         *,
         options: XGBoost,
         params: Mapping[str, Any],
-        history: History,
+        callbacks: Callbacks,
         ranks: Ranks,
         outside: Outside,
     ) -> None:
@@ -130,7 +129,7 @@ class Leaves:
             data: this rank's data, whose base margins become the scores so far.
             options: the run's options.
             params: XGBoost's parameters, with the initial score.
-            history: the run's history, with the parameters that callbacks have set.
+            callbacks: the user's callbacks, which may set other parameters.
             ranks: all ranks; each creates a `Leaves`.
             outside: makes calls outside the collective.
         """
@@ -138,7 +137,7 @@ class Leaves:
         self._data = data
         self._options = options
         self._params = params
-        self._history = history
+        self._callbacks = callbacks
         self._ranks = ranks
         self._outside = outside
         self._latest: xgboost.Booster = booster
@@ -149,7 +148,7 @@ class Leaves:
         Args:
             round_: number of the round, from 0, counting rounds of the user's model.
         """
-        data, params = self._data, {**self._params, **self._history.params}
+        data, params = self._data, {**self._params, **self._callbacks.params}
         scores = self._update_scores()
         one = TunableBooster(params, [data.train])
         boost(one, data, round_=round_, options=self._options, params=params)
