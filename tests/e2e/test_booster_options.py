@@ -93,6 +93,7 @@ def rates(backend: str) -> list[Any]:
     if backend == "xgboost":
         return [xgboost.callback.LearningRateScheduler(a_falling_rate), DrawsLess()]
     fewer = {"feature_fraction_bynode": lambda round_: 0.9**round_}
+    fewer["bagging_fraction"] = lambda round_: 0.7 * 0.99**round_
     return [lightgbm.reset_parameter(learning_rate=a_falling_rate, **fewer)]
 
 

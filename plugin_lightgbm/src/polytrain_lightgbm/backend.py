@@ -54,7 +54,8 @@ class LightGBM(Booster):
     stay unset.
 
     In `params`, `num_threads` defaults to the worker's CPUs. A callback that changes the booster
-    must do so before a round, as `lightgbm.reset_parameter` does.
+    must do so before a round, as `lightgbm.reset_parameter` does. It may change the fractions of
+    bagging if `params` set `bagging_freq` and a fraction below 1.
     """
 
     name: ClassVar[str] = "lightgbm"

@@ -24,7 +24,7 @@ from polytrain_lightgbm.leaves import Leaves
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
 from polytrain_lightgbm.private import begin_record, is_recording, merge
-from polytrain_lightgbm.rounds import RowDraws, evaluated, reset_draws
+from polytrain_lightgbm.rounds import RowDraws, check_draws, evaluated, reset_draws
 from polytrain_lightgbm.train_metrics import TrainMetrics
 
 logger = logging.getLogger(__name__)
@@ -154,10 +154,11 @@ class Boosting:
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
+            check_draws(booster, options)
             self._update(booster, train, draws, leaves, round_)
             model = booster
             if leaves is not None:
-                leaves.after_round(None if draws is None else draws.mask(round_))
+                leaves.after_round(None if draws is None else draws.mask(booster, round_))
                 assert leaves.model is not None
                 model = leaves.model
             if round_ == 0 and self._first_score is not None:

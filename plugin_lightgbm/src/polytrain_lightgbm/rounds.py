@@ -5,7 +5,7 @@ A round's draws depend only on the seed and the round's number, so a restart doe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightgbm
@@ -49,7 +49,7 @@ class RowDraws:
         fobj: Objective | None,
     ) -> None:
         """Boost a round on the rows that are drawn for it."""
-        mask = self.mask(round_)
+        mask = self.mask(booster, round_)
         if fobj is not None:
             booster.update(fobj=of_rows(fobj, mask))
             return
@@ -67,20 +67,40 @@ class RowDraws:
         rows = self._rows
         return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
-    def mask(self, round_: int) -> Mask:
+    def mask(self, booster: lightgbm.Booster, round_: int) -> Mask:
         """Return a mask of this rank's rows that are drawn for a round, shape `[rows]`."""
+
+        def now(name: str, default: Any) -> Any:
+            # The booster begins without these parameters: it has those that callbacks have set.
+            return value(booster.params, name, value(params, name, default))
+
         rows, params = self._rows, self.options.params
         draw = round_ // int(value(params, "bagging_freq"))
-        seed = int(value(params, "bagging_seed", self.options.seed))
-        rate = float(value(params, "bagging_fraction", 1))
+        seed = int(now("bagging_seed", self.options.seed))
+        rate = float(now("bagging_fraction", 1))
         if rows.query_sizes is not None and params.get("bagging_by_query"):
             first, count = self.agreement.numbers.first_query, len(rows.query_sizes)
             mask = drawn(rate, seed=seed, round_=draw, first=first, rows=count)
             return np.repeat(mask, rows.query_sizes)
-        low, high = (float(value(params, f"{s}_bagging_fraction", 1)) for s in ("neg", "pos"))
+        low, high = (float(now(f"{s}_bagging_fraction", 1)) for s in ("neg", "pos"))
         rates = rate if low == high == 1 else np.where(rows.labels > 0, high, low)
         first, count = self.agreement.numbers.first_row, len(rows.labels)
         return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
+
+
+def check_draws(booster: lightgbm.Booster, options: LightGBM) -> None:
+    """Check that callbacks haven't made LightGBM draw rows itself.
+
+    Raises:
+        ValueError: it would draw them by their numbers on the worker.
+    """
+    has_freq = value(booster.params, "bagging_freq") is not None
+    if (options.draws_rows and has_freq) or replace(options, params=booster.params).draws_rows:
+        raise ValueError(
+            "callbacks: one has set a parameter by which LightGBM draws the rows of each worker "
+            "itself, so the model would depend on the number of workers. Set bagging_freq and a "
+            "bagging_fraction below 1 in params, and let the callback change the fraction only."
+        )
 
 
 def reset_draws(booster: lightgbm.Booster, options: LightGBM, round_: int, **others: Any) -> None:

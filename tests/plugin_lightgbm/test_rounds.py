@@ -1,0 +1,79 @@
+"""The draws of a round, of which callbacks change some parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from polytrain.boosting.sampling import RowNumbers
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.datasets import Agreement, Rows
+from polytrain_lightgbm.rounds import RowDraws, check_draws
+
+ROWS = 1000
+
+
+def begun(**params: Any) -> tuple[LightGBM, lightgbm.Booster]:
+    """Return a run's options, and the booster that it begins with."""
+    options = LightGBM(label="y", params=params)
+    return options, lightgbm.Booster(options.booster_params(1), some_rows())
+
+
+def some_rows() -> lightgbm.Dataset:
+    x = np.arange(100.0)
+    return lightgbm.Dataset(x.reshape(-1, 1), x, params={"verbosity": -1})
+
+
+@pytest.mark.parametrize("name", ["bagging_fraction", "subsample"])
+def test_a_callback_may_change_the_share_of_drawn_rows(name: str) -> None:
+    options, booster = begun(bagging_fraction=0.8, bagging_freq=1)
+    table = pa.table({"y": np.arange(ROWS) % 2})
+    agreement = Agreement(
+        categories={},
+        reference=some_rows(),
+        numbers=RowNumbers(first_row=0, first_query=0, total_rows=ROWS),
+        rows={"train": Rows(table=table, options=options)},
+    )
+    draws = RowDraws.of(options, agreement)
+    assert draws is not None
+    assert draws.mask(booster, 3).mean() == pytest.approx(0.8, abs=0.05)
+    for rate in (0.3, 1.0):
+        booster.reset_parameter({name: rate})
+        check_draws(booster, options)
+        assert draws.mask(booster, 3).mean() == pytest.approx(rate, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("params", "changed"),
+    [
+        ({"bagging_freq": 1}, {"bagging_fraction": 0.5}),
+        ({"bagging_freq": 1}, {"neg_bagging_fraction": 0.5}),
+        ({}, {"subsample": 0.5, "subsample_freq": 1}),
+        ({"bagging_fraction": 0.5, "bagging_freq": 2}, {"subsample_freq": 1}),
+    ],
+)
+def test_a_callback_can_not_begin_draws(params: dict[str, Any], changed: dict[str, Any]) -> None:
+    """LightGBM would draw rows by their numbers on the worker."""
+    options, booster = begun(**params)
+    check_draws(booster, options)
+    booster.reset_parameter(changed)
+    with pytest.raises(ValueError, match="bagging_freq"):
+        check_draws(booster, options)
+
+
+@pytest.mark.parametrize(
+    ("params", "changed"),
+    [
+        ({}, {"bagging_fraction": 0.5}),
+        ({"bagging_freq": 1}, {"bagging_fraction": 1.0}),
+        ({"boosting": "rf", "bagging_freq": 1, "subsample": 0.5}, {"bagging_fraction": 0.4}),
+    ],
+)
+def test_other_changes_are_allowed(params: dict[str, Any], changed: dict[str, Any]) -> None:
+    options, booster = begun(**params)
+    booster.reset_parameter(changed)
+    check_draws(booster, options)
