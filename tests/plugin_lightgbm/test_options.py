@@ -171,7 +171,10 @@ def test_a_callback_that_a_restart_would_break_is_refused() -> None:
 
     found = problems(callbacks=[lightgbm.early_stopping(3), lightgbm.record_evaluation({})])
     assert "early_stopping_rounds" in found["callbacks"].remedy
-    assert "callbacks=[" in problems(callbacks=lightgbm.log_evaluation())["callbacks"].remedy
+    wrong = problems(callbacks=lightgbm.log_evaluation(), feval="auc")
+    assert "callbacks=[" in wrong["callbacks"].remedy
+    # Nor does it hide what else is wrong.
+    assert "'metric'" in wrong["feval"].remedy
 
 
 @pytest.mark.parametrize("feval", ["auc", [print, 5]])

@@ -230,9 +230,10 @@ def test_callbacks_are_xgboosts_and_survive_a_restart() -> None:
         remedy = problems(label="y", callbacks=[callback])["callbacks"].remedy
         assert "the option early_stopping_rounds" in remedy
     assert "TrainingCallback" in problems(label="y", callbacks=[print])["callbacks"].remedy
-    assert (
-        "callbacks=[" in problems(label="y", callbacks=EarlyStopping(rounds=3))["callbacks"].remedy
-    )
+    wrong = problems(label="y", callbacks=EarlyStopping(rounds=3), obj="rmse")
+    assert "callbacks=[" in wrong["callbacks"].remedy
+    # Nor does it hide what else is wrong.
+    assert "in params" in wrong["obj"].remedy
 
 
 def test_a_model_to_go_on_from_is_there(tmp_path: Path) -> None:

@@ -190,6 +190,15 @@ class LightGBM(Booster):
         yield from parameter_problems(self.params, job)
         yield from objective_problems(self.params, self.group)
 
+    def callback_problems(self) -> Iterable[Problem]:
+        for callback in self.callbacks:
+            if is_early_stopping(callback):
+                yield Problem(
+                    field="callbacks",
+                    what="lightgbm.early_stopping loses its state when a run restarts",
+                    remedy="Use the option early_stopping_rounds",
+                )
+
     def other_problems(self, job: Job) -> Iterable[Problem]:
         yield from name_problems(job, self.columns_besides_features)
         if isinstance(self.params, Mapping):
@@ -209,13 +218,6 @@ class LightGBM(Booster):
                 what=f"{self.feval!r} is not a function, nor a list of functions",
                 remedy="Name LightGBM's own metrics in params, as 'metric'",
             )
-        for callback in self.callbacks:
-            if is_early_stopping(callback):
-                yield Problem(
-                    field="callbacks",
-                    what="lightgbm.early_stopping loses its state when a run restarts",
-                    remedy="Use the option early_stopping_rounds",
-                )
 
     def _weight_problems(self) -> Iterator[Problem]:
         """Yield a problem if rows differ in weight, and the objective takes one for all."""

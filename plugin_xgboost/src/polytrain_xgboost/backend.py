@@ -179,11 +179,13 @@ class XGBoost(Booster):
         if self.eval_train and job.num_workers > 1:
             yield from train_metric_problems(self.params)
 
+    def callback_problems(self) -> Iterable[Problem]:
+        return callback_problems(self.callbacks)
+
     def other_problems(self, job: Job) -> Iterable[Problem]:
         if self.external_memory:
             yield from self._external_problems(job)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
-        yield from callback_problems(self.callbacks)
         if isinstance(self.params, Mapping):
             yield from tree_problems(self.params, self._categories(job))
             several = number_of_outputs(self.params) > 1

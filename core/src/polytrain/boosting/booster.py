@@ -113,6 +113,10 @@ class Booster(Backend):
         """Yield the problems of the options for the columns to predict."""
         return needed_without_function(self, label="Name the column to predict")
 
+    def callback_problems(self) -> Iterable[Problem]:
+        """Yield the problems of `callbacks`, which is a list; nothing by default."""
+        return ()
+
     def other_problems(self, job: Job) -> Iterable[Problem]:
         """Yield the problems of this framework's own options; nothing by default."""
         return ()
@@ -172,7 +176,7 @@ class Booster(Backend):
         columns = {**numbers, self.query_option: self.query_column}
         wrong = list(field_problems(self, ""))
         yield from wrong
-        if any(problem.field in (*columns, "callbacks") for problem in wrong):
+        if any(problem.field in columns for problem in wrong):
             return
         besides = self.columns_besides_features
         if isinstance(self.params, Mapping):
@@ -188,6 +192,8 @@ class Booster(Backend):
         )
         given_model = {self.model_option: getattr(self, self.model_option)}
         yield from model_problems(self.name, **given_model)
+        if not any(problem.field == "callbacks" for problem in wrong):
+            yield from self.callback_problems()
         yield from self.other_problems(job)
 
     def demand(self, job: Job) -> Demand:
