@@ -76,7 +76,7 @@ def test_a_run_with_nothing_left_hands_its_start_on(run: Run, epochs: int, callb
     # Only the order of columns in the checkpoint tells which is which.
     reordered = {name: DATA[name] for name in ("b", "c", "a")}
     np.testing.assert_array_equal(second.predict(reordered), first.predict(DATA))
-    for name in ("progress.json", *(["callbacks.npz"] if callbacks else [])):
+    for name in ("progress.json", *(["callback-states.npz"] if callbacks else [])):
         assert file_of(second, name) == file_of(first, name), name
 
 

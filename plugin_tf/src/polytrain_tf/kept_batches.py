@@ -72,7 +72,7 @@ class KeptBatches(keras.callbacks.Callback):
                 strategy, self._why_not is not None, self._counts_batches
             )
             if is_unsuitable and self._why_not is None:
-                self._why_not = "another rank has callbacks that keep it from that"
+                self._why_not = "another rank's callbacks don't allow to continue within an epoch"
         self._survivor: Survivor = survivor()
         self._used, self._trained = used, trained
         self._epoch = 0
