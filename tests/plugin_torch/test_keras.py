@@ -61,6 +61,10 @@ def test_one_rank_stops_all(tmp_path: Path) -> None:
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 self.model.stop_training = rank == 1
 
+        class OwnFit(keras.Sequential):  # type: ignore[misc]  # keras has no types
+            def fit(self, rows: Any, epochs: int, **options: Any) -> Any:
+                return super().fit(*rows, epochs=epochs, **options)
+
         def batches(y: Any, stops: Any) -> int:
             model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
             model.compile(optimizer="sgd", loss="mse")
@@ -69,15 +73,27 @@ def test_one_rank_stops_all(tmp_path: Path) -> None:
             model.fit(np.ones((8, 1)), y, 2, 9, shuffle=False, verbose=0, callbacks=[stops, counts])
             with pytest.raises(ValueError, match="1 of 2 ranks have a ReportCallback"):
                 model.fit(np.ones((8, 1)), y, callbacks=[counts] if rank == 0 else None)
+            with pytest.raises(TypeError, match="positional"):
+                model.fit(*[None] * 30)
+            with pytest.raises(TypeError, match="multiple values"):
+                model.fit(np.ones((8, 1)), y, y=y)
+            return counts.batches
+
+        def batches_of_own_fit() -> int:
+            model = OwnFit([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(optimizer="sgd", loss="mse")
+            counts = Counts()
+            prepare_model(model).fit((np.ones((8, 1)), np.ones(8)), 9, callbacks=[counts])
             return counts.batches
 
         y = np.ones(8)
         at_the_end = batches(y, Stops())
         y[4 if rank == 1 else 0] = np.nan if rank == 1 else 1.0
-        polytrain.report({"batches": [at_the_end, batches(y, keras.callbacks.TerminateOnNaN())]})
+        both = [at_the_end, batches(y, keras.callbacks.TerminateOnNaN())]
+        polytrain.report({"batches": both, "own": batches_of_own_fit()})
 
     for rank in ranks_of(train, tmp_path):
-        assert rank.reports[0].metrics == {"batches": [4, 3]}
+        assert rank.reports[0].metrics == {"batches": [4, 3], "own": 3}
 
 
 def test_what_is_unfrozen_later_stays_the_same_on_all_ranks(tmp_path: Path) -> None:

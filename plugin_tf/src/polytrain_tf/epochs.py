@@ -77,7 +77,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):
         given["callbacks"] = [_Begins(self), *self.others, self]
         begins = given.get("initial_epoch", 0)
         before = self.resumed_progress(begins)
-        if before is not None and (before.is_over or begins >= given["epochs"]):
+        if before is not None and (before.is_over or begins >= given.get("epochs", 1)):
             # With another number, Keras would once more replace the weights by those of `use_ema`.
             given["epochs"] = 0
 

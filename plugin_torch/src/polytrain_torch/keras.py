@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -72,8 +72,9 @@ def prepare_model(model: Any) -> Any:
 
 
 def _fit_together(own_fit: Any, gradients: AveragedGradients, *args: Any, **options: Any) -> Any:
-    given = {"epochs": 1, "callbacks": None, **dict(zip(_ARGUMENTS, args, strict=False)), **options}
-    _refuse_prepared(**given)
+    named = dict(zip(_positional(own_fit), args, strict=False))
+    given = {"callbacks": None, **named, **options}
+    _refuse_prepared(given)
     # The model may have new parameters since it was prepared.
     gradients.renew()
     callbacks = given["callbacks"]
@@ -87,20 +88,29 @@ def _fit_together(own_fit: Any, gradients: AveragedGradients, *args: Any, **opti
         if hasattr(each, "arrange"):
             each.arrange(given)
     given["callbacks"] = [_Together(), *given["callbacks"], _StopsTogether()]
-    return own_fit(**given)
+    positional = [given[name] for name in named]
+    # What is given twice, or can't be named, is passed on: Python's own error tells of it.
+    keywords = {name: each for name, each in given.items() if name not in named or name in options}
+    return own_fit(*positional, *args[len(named) :], **keywords)
 
 
-_ARGUMENTS = tuple(inspect.signature(keras.Model.fit).parameters)[1:]
-"""The names of `fit`'s arguments, of which `ReportCallback` changes some."""
+def _positional(fit: Any) -> list[str]:
+    """Return the names of the arguments that a model's `fit` takes by position.
+
+    The class may have its own `fit`; what that takes as `*args` has Keras's names.
+    """
+    own, keras_own = (inspect.signature(each).parameters for each in (fit, keras.Model.fit))
+    names = [name for name, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return [*names, *[*keras_own][1 + len(names) :]]
 
 
-def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) -> None:
+def _refuse_prepared(given: Mapping[str, Any]) -> None:
     """Refuse loaders that Keras doesn't know.
 
     Raises:
         ValueError: a loader comes from `prepare_data_loader`.
     """
-    for name, data in (("x", x), ("validation_data", validation_data)):
+    for name, data in given.items():
         if isinstance(data, PreparedDataLoader):
             raise ValueError(
                 f"{name}: Keras takes torch's own loaders, not those of prepare_data_loader. Pass "
