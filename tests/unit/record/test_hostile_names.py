@@ -152,6 +152,7 @@ def active(run: Path) -> Iterator[Path]:
             ended |= {"stopped": {"by": "command", "reason": stopped.reason}, "reason": HOSTILE}
             with file.open("ab") as opened_file:
                 opened_file.write(json.dumps(ended).encode() + b"\n")
+            lease.release()
 
         def answer(request: str) -> None:
             requests.answer(request, {"stacks": {"0": HOSTILE, HOSTILE: HOSTILE}})
