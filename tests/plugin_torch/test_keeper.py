@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from torch.utils.data import DataLoader
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader
 from polytrain_torch.randomness import file_of
-from polytrain_torch.survivors import keeper, point_writer
+from polytrain_torch.survivors import keeper, point_writer, unused_gradients
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
+from polytrain_torch.survivors.unused_gradients import UnusedGradients
 
 Run = Callable[..., Any]
 
@@ -71,14 +73,14 @@ class Rank:
         return found
 
     def backward(self) -> None:
-        self.keeper.gradients.computed()
+        self.keeper.before_backward()
         self.forward().square().sum().backward()
 
     def take(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer take its step."""
         self.keeper.before_step(optimizer)
         optimizer.step()
-        self.keeper.gradients.used_by(optimizer)
+        self.keeper.after_step(optimizer)
 
     def step(self) -> None:
         self.backward()
@@ -212,17 +214,113 @@ def test_a_discriminator_that_has_gradients_of_the_generators_loss_is_kept(
             if rank.keeper.steps == 4:
                 break
             its.zero_grad()
-            rank.keeper.gradients.computed()
+            rank.keeper.before_backward()
             critic(rank.forward().detach()).sum().backward()
             rank.take(its)
             rank.optimizer.zero_grad()
-            rank.keeper.gradients.computed()
+            rank.keeper.before_backward()
             critic(rank.forward()).sum().backward()
             rank.take(rank.optimizer)
         rank.write(tmp_path)
 
     within(train)
     assert (tmp_path / "state.pt").exists()
+
+
+def test_two_optimizers_of_the_same_parameters_use_the_same_gradients(
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(2, 3)
+        later = torch.optim.SGD(model.parameters(), lr=0.1)
+        first = torch.optim.Adam(model.parameters())
+        rank = Rank(monkeypatch, fetches=False, net=model, first=first, later=later)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 5:
+                break
+            optimizer = first if rank.keeper.steps < 3 else later
+            optimizer.zero_grad()
+            rank.keeper.before_backward()
+            model(rank.forward()[:, :2].detach()).sum().backward()
+            rank.take(optimizer)
+            rank.report()
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+    assert not caplog.records
+
+
+class Net:
+    """A model with an optimizer, whose gradients another backward pass may leave as they are."""
+
+    def __init__(self) -> None:
+        self.layer = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1)
+        self.gradients = UnusedGradients([self.optimizer])
+
+    def backward(self, *, scale: float = 1.0) -> None:
+        self.gradients.computed()
+        (self.layer(torch.ones(2)) * scale).sum().backward()
+
+    def backward_elsewhere(self) -> None:
+        self.gradients.computed()
+        torch.ones(2, requires_grad=True).sum().backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.gradients.used_by(self.optimizer)
+
+
+def test_a_backward_pass_of_another_model_leaves_no_gradients_to_use() -> None:
+    """Such as an evaluation's for saliency, with gradients that are zeroed before the next one."""
+    net = Net()
+    for _ in range(2):
+        net.backward()
+        net.step()
+        net.backward_elsewhere()
+        assert not net.gradients.exist()
+        net.backward()
+        assert net.gradients.exist()
+        net.step()
+        net.optimizer.zero_grad()
+        net.backward()
+        net.backward_elsewhere()
+        assert net.gradients.exist()
+        net.step()
+
+
+def test_gradients_are_read_only_where_infinite_ones_may_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU that waits for it: a loop that fetches before each step must not."""
+    net = Net()
+    net.backward(scale=torch.inf)
+    assert not net.gradients.exist()
+    monkeypatch.delattr(torch, "isfinite")
+    assert net.gradients.exist(reads_values=False)
+
+
+def test_the_training_continues_if_its_gradients_cannot_be_looked_at(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every dtype can tell whether its values are finite."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        monkeypatch.setattr(unused_gradients, "_parameters", Mock(side_effect=TypeError("float1")))
+        rank.keeper.before_backward()
+        rank.fetch()
+        rank.report()
+        with pytest.raises(NotCleanError, match="float1"):
+            rank.session.writer.hold(0, lambda: False)
+
+    within(train)
 
 
 def test_a_state_is_kept_after_an_evaluation_within_an_epoch(

@@ -312,7 +312,7 @@ class TrainingState:
             found=found,
             sharded=sharded,
             beside={name: compared["beside"][name] for name in beside},
-            lacks_gradients=keeps is not None and keeps.gradients.exist(),
+            lacks_gradients=keeps is not None and keeps.lacks_gradients(),
         )
         if is_first_save(self):
             self._read_back(directory, states)

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -111,7 +112,7 @@ class Keeper:
         self._survivor: Survivor = survivor()
         self._live = LiveParts(parts)
         self.gradients = UnusedGradients(self._live.optimizers.values())
-        """Tells whether a checkpoint would lack some."""
+        """Tells whether some wait for a step."""
 
         self._generators = Generators()
         self._points = CleanPoints()
@@ -188,7 +189,7 @@ class Keeper:
         if not self._points.has_stepped and self.continuation.has_fetched:
             return
         frames = self.continuation.frames_at(frame)
-        if self.gradients.exist():
+        if self.lacks_gradients(reads_values=False):
             # A restart would begin with the next batch, without them.
             self._points.why_dirty = "it had gradients that its next step was to use"
         elif self.continuation.is_elsewhere(frames):
@@ -264,7 +265,7 @@ class Keeper:
         """
         self.progress = progress
         self._live.note_groups()
-        if self.gradients.exist():
+        if self.lacks_gradients():
             self._warn_of_gradients()
         elif self.keeps and self._has_begun:
             self._pass(frames=None, reported=metrics, validation=validation)
@@ -301,6 +302,25 @@ class Keeper:
         """Note the end of a step, in which an optimizer must have stepped."""
         if not self._points.has_stepped:
             self.refuse("its optimizer's steps can't be seen")
+
+    def lacks_gradients(self, *, reads_values: bool = True) -> bool:
+        """Return whether a checkpoint would lack gradients; see `UnusedGradients.exist`."""
+        exist = partial(self.gradients.exist, reads_values=reads_values)
+        return bool(self._look_at_gradients(exist))
+
+    def before_backward(self) -> None:
+        """Note that a backward pass begins."""
+        self._look_at_gradients(self.gradients.computed)
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the end of an optimizer's step."""
+        self._look_at_gradients(self.gradients.used_by, optimizer)
+
+    def _look_at_gradients(self, look: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return look(*arguments)
+        except Exception as error:  # they may be anything; the training continues
+            self.refuse(f"its gradients can't be looked at: {type(error).__name__}: {error}")
 
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
@@ -533,14 +553,14 @@ def _before_step(optimizer: Any, *_: Any) -> None:
 
 def _after_step(optimizer: Any, *_: Any) -> None:
     if _current is not None:
-        _current[1].gradients.used_by(optimizer)
+        _current[1].after_step(optimizer)
 
 
 def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
     def told(*args: Any, **options: Any) -> Any:
         # `torch.autograd.grad` returns gradients, and leaves the parameters' as they are.
         if _current is not None and options.get("accumulate_grad"):
-            _current[1].gradients.computed()
+            _current[1].before_backward()
         return run(*args, **options)
 
     return told

@@ -8,8 +8,7 @@ batches have computed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -17,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from polytrain_torch.private import version_of
 
-_Seen: TypeAlias = Sequence[tuple[weakref.ref[torch.Tensor], int] | None]
-"""Of each parameter its gradient, which nobody holds for this, and the number of writes to it."""
+_Look: TypeAlias = tuple[weakref.ref[torch.Tensor], int]
+"""A gradient, which nobody holds for this, and the number of writes to it."""
 
 
 class UnusedGradients:
@@ -32,61 +31,109 @@ class UnusedGradients:
         self._are_computed = False
         """Whether there was one since the last step."""
 
+        self._used: tuple[torch.nn.Parameter, _Look] | None = None
+        """One of the parameters, with the gradient of it that the last step has used."""
+
+        self._left: Mapping[int, _Look] = {}
+        """By the parameters' ids, the used gradients that the next backward pass has met."""
+
         self._stepped: set[torch.optim.Optimizer] = set()
         """Those that have stepped since the last clean point."""
 
-        self._seen: dict[torch.optim.Optimizer, _Seen] = {}
-        """The gradients at the clean point after each one's last step, if there are several."""
+        self._seen: dict[int, _Look] = {}
+        """If there are several: the gradients at the clean point after each one's last step."""
 
     def computed(self) -> None:
-        """Note a backward pass."""
+        """Note that a backward pass begins."""
         self.passes += 1
+        if self._are_computed:
+            return
         self._are_computed = True
+        # Loops that set gradients to zero before it have nothing to look at.
+        are_left = self._used is not None and _is_still(self._used[0].grad, self._used[1])
+        self._left = _looks(self._optimizers) if are_left else {}
 
     def used_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the end of an optimizer's step."""
         self._are_computed = False
         self._stepped.add(optimizer)
+        used = ((each, each.grad) for each in _parameters(optimizer))
+        self._used = next(((each, _look(its)) for each, its in used if its is not None), None)
 
     def passed(self) -> None:
         """Note a clean point."""
         if len(self._optimizers) > 1:
-            self._seen |= {each: [*map(_look, _gradients(each))] for each in self._stepped}
+            self._seen |= _looks(self._stepped)
         self._stepped.clear()
 
-    def exist(self) -> bool:
-        """Return whether there are some.
+    def exist(self, *, reads_values: bool = True) -> bool:
+        """Return whether gradients wait for a step.
 
-        Those that a step has used stay until they are set to zero. An optimizer that has stepped
-        isn't looked at if another one has stepped since: the loss of a generator, for example,
-        leaves gradients in the discriminator, which the next step doesn't use. Nor does any step
-        use those that are infinite: a `GradScaler` has left it out.
+        Those that a step has used stay until they are set to zero. A parameter whose optimizer has
+        stepped isn't looked at if another one has stepped since: the loss of a generator, for
+        example, leaves gradients in the discriminator, which the next step doesn't use.
+
+        Args:
+            reads_values: whether to leave out infinite gradients, which no step uses: a
+                `GradScaler` has left it out. This waits for a GPU.
         """
-        if self._are_computed:
-            every = [each for optimizer in self._optimizers for each in _gradients(optimizer)]
-            computed = [each for each in every if each is not None]
-            if computed and all(map(_is_finite, computed)):
-                return True
-        waiting = (each for each in self._optimizers if each not in self._stepped)
-        return len(self._optimizers) > 1 and any(map(self._has_new, waiting))
-
-    def _has_new(self, optimizer: torch.optim.Optimizer) -> bool:
-        # Groups that were added since come last.
-        seen = chain(self._seen.get(optimizer, ()), repeat(None))
         return any(
-            now is not None and (then is None or then[0]() is not now or then[1] != version_of(now))
-            for now, then in zip(_gradients(optimizer), seen, strict=False)
+            gradients and (not reads_values or all(map(_is_finite, gradients)))
+            for gradients in self._new()
         )
 
+    def _new(self) -> Iterator[list[torch.Tensor]]:
+        """Yield each optimizer's new gradients."""
+        if self._are_computed:
+            for each in self._optimizers:
+                yield _new_ones(_parameters(each), self._left)
+        if len(self._optimizers) > 1:
+            used = {id(each) for optimizer in self._stepped for each in _parameters(optimizer)}
+            for each in self._optimizers:
+                waiting = (one for one in _parameters(each) if id(one) not in used)
+                yield _new_ones(waiting, self._seen)
 
-def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor | None]:
-    return (each.grad for group in optimizer.param_groups for each in group["params"])
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    return (each for group in optimizer.param_groups for each in group["params"])
+
+
+def _looks(optimizers: Iterable[torch.optim.Optimizer]) -> Mapping[int, _Look]:
+    """Return looks at the optimizers' gradients, by the parameters' ids."""
+    return {
+        id(parameter): _look(parameter.grad)
+        for each in optimizers
+        for parameter in _parameters(each)
+        if parameter.grad is not None
+    }
+
+
+def _new_ones(
+    parameters: Iterable[torch.nn.Parameter], seen: Mapping[int, _Look]
+) -> list[torch.Tensor]:
+    """Return the parameters' gradients that aren't what was seen of them."""
+    return [
+        each.grad
+        for each in parameters
+        if each.grad is not None and not _is_still(each.grad, seen.get(id(each)))
+    ]
+
+
+def _look(gradient: torch.Tensor) -> _Look:
+    # What adds to a shard's gradient doesn't count as a write to the whole.
+    return weakref.ref(gradient), version_of(_local(gradient))
+
+
+def _is_still(gradient: torch.Tensor | None, seen: _Look | None) -> bool:
+    if gradient is None or seen is None:
+        return False
+    return seen[0]() is gradient and seen[1] == version_of(_local(gradient))
 
 
 def _is_finite(gradient: torch.Tensor) -> bool:
-    own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    own = _local(gradient)
     return bool(torch.isfinite(own.coalesce().values() if own.is_sparse else own).all())
 
 
-def _look(gradient: torch.Tensor | None) -> tuple[weakref.ref[torch.Tensor], int] | None:
-    return None if gradient is None else (weakref.ref(gradient), version_of(gradient))
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
