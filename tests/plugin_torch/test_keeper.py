@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader
-from polytrain_torch.randomness import file_of
+from polytrain_torch.randomness import file_of, generators_of, generators_within
 from polytrain_torch.survivors import keeper, point_writer, unused_gradients
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
@@ -424,6 +425,21 @@ def test_a_data_set_that_draws_from_its_own_generator_is_noticed(
             rank.write(tmp_path)
 
     within(train)
+
+
+def test_the_generators_of_modules_are_no_data_sets_own() -> None:
+    """Checkpoints have them; the operating system's has no state."""
+
+    class Data:
+        def __init__(self) -> None:
+            self.modules = [random, np.random, torch.nn.functional]
+            self.chosen = np.random.mtrand._rand, random._inst, torch.default_generator
+            self.system = random.SystemRandom()
+            self.own = random.Random(1)
+
+    data = Data()
+    assert [*generators_within(data)] == [data.own]
+    assert generators_of(data) == [data.own]
 
 
 def test_a_group_that_was_added_after_the_report_whose_progress_a_restart_gets_is_not_written(

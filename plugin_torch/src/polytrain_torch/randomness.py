@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -133,17 +134,18 @@ class RandomStream:
 
 def generators_of(of: Any) -> list[Any]:
     """Return the random number generators among an object's attributes."""
-    return [value for value in getattr(of, "__dict__", {}).values() if isinstance(value, _KINDS)]
+    return [value for value in getattr(of, "__dict__", {}).values() if _is_generator(value)]
 
 
 def generators_within(of: Any, *, depth: int = 3) -> Iterator[Any]:
-    """Yield the random number generators that an object has, or what it is made of."""
+    """Yield the random number generators that an object has of its own, or what it is made of."""
     # At once: another thread may set attributes.
     for value in [*getattr(of, "__dict__", {}).values()]:
         for each in value if isinstance(value, list | tuple) and len(value) < _FEW else [value]:
-            if isinstance(each, _KINDS):
-                yield each
-            elif depth:
+            if _is_generator(each):
+                if id(each) not in _DEFAULTS:
+                    yield each
+            elif depth and not isinstance(each, ModuleType):
                 yield from generators_within(each, depth=depth - 1)
 
 
@@ -177,6 +179,17 @@ _FEW = 20
 """Longer lists are data."""
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+_DEFAULTS = {
+    id(torch.default_generator),
+    *(id(getattr(draw, "__self__", None)) for draw in (np.random.random_sample, random.random)),
+}
+"""Ids of the generators of the modules' functions, which checkpoints have."""
+
+
+def _is_generator(value: Any) -> bool:
+    # The operating system's has no state.
+    return isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
 
 
 def _states() -> tuple[Any, ...]:
