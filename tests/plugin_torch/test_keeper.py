@@ -374,7 +374,7 @@ def test_a_modules_attribute_that_no_checkpoint_has_is_carried(
 ) -> None:
     def train() -> None:
         rank = Rank(monkeypatch, fetches=False)
-        rank.model.temperature = 1.0
+        rank.model.best, rank.model.temperature = float("nan"), 1.0
         while True:
             rank.fetch()
             if rank.keeper.steps == 3:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import ctypes
 import io
+import itertools
 import multiprocessing
 import os
 import queue
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -255,6 +256,35 @@ def rounds(training: Training) -> None:
             print(batch)
 
 
+def endless_rounds(training: Training) -> None:
+    """Something that a restart finds ends it."""
+    for _ in itertools.count():
+        for _ in count(1):
+            for batch in training.batches():
+                training.steps()
+                print(batch)
+                if training.step == STEPS:
+                    return
+
+
+def numbered_rounds(training: Training) -> None:
+    for number in itertools.count():
+        for _ in training.batches():
+            training.steps()
+            print(number)
+        if number == 1:
+            return
+
+
+def not_a_number(training: Training) -> None:
+    best = float("nan")
+    for _ in training.batches():
+        training.steps()
+        best = float(str(best))
+        if training.step == STEPS:
+            break
+
+
 def limited(training: Training) -> None:
     for batch in islice(training.batches(), 3):
         training.steps()
@@ -298,6 +328,8 @@ def nothing_after_the_loop(training: Training) -> None:
         loss_of_micro_batches,
         loss_of_a_with_block,
         loss_of_a_long_loop,
+        endless_rounds,
+        not_a_number,
     ],
 )
 def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None]) -> None:
@@ -317,6 +349,7 @@ def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None])
         (loss_of_what_may_be_empty, "loss"),
         (loss_that_an_error_leaves_out, "loss"),
         (rounds, "_"),
+        (numbered_rounds, "number"),
         (counted_rounds, "_"),
     ],
 )

@@ -109,8 +109,8 @@ def _ends_after_suppression(instructions: Sequence[dis.Instruction]) -> Iterator
 def functions_of_loops(code: CodeType) -> Mapping[int, tuple[str, ...]]:
     """Return the functions whose results `for` loops go through, as names around the dots.
 
-    They are keyed by the offset of the instruction that begins the loop. Only calls with one
-    variable as their argument are found: `for x in module.function(y):`.
+    They are keyed by the offset of the instruction that begins the loop. Only calls with variables
+    and constants as their arguments are found: `for x in module.function(y):`.
     """
     found = {}
     before: list[dis.Instruction] = []
@@ -125,14 +125,15 @@ def functions_of_loops(code: CodeType) -> Mapping[int, tuple[str, ...]]:
 
 
 def _called(instructions: Sequence[dis.Instruction]) -> tuple[str, ...]:
-    """Return the names of the function that is called last, if its argument is a variable."""
-    if len(instructions) < 3:
+    """Return the names of the function that is called last, if its arguments are so simple."""
+    *before, call = instructions
+    if call.opname != "CALL" or call.arg is None:
         return ()
-    *before, argument, call = instructions
-    if (call.opname, call.arg) != ("CALL", 1) or argument.opname not in _VARIABLES:
+    function = before[: len(before) - call.arg]
+    if any(each.opname not in (*_VARIABLES, "LOAD_CONST") for each in before[len(function) :]):
         return ()
     names: tuple[str, ...] = ()
-    for each in reversed(before):
+    for each in reversed(function):
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             names = (each.argval, *names)
         else:
@@ -182,12 +183,19 @@ def loops_of(code: CodeType) -> tuple[range, ...]:
 
 
 @functools.cache
-def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
+def targets_around(
+    code: CodeType, at: int, *, endless: frozenset[int] = frozenset()
+) -> tuple[frozenset[str], ...]:
     """Return the variables that each `for` loop around an instruction sets, innermost loop first.
 
     If that one gets its next item at the instruction, those are left out of it that the code never
-    reads: what it goes through knows its own place. In a loop around it, those of the ones inside
-    are left out.
+    reads: what it goes through knows its own place. So are those of an endless loop, which nothing
+    depends on. In a loop around another one, those of the ones inside are left out.
+
+    Args:
+        code: a function's code.
+        at: the instruction's offset.
+        endless: the offsets in `functions_of_loops` of those that never end by themselves.
     """
     instructions = _instructions(code)
     read = frozenset[str]().union(*(_uses(each)[0] for each in instructions))
@@ -204,8 +212,10 @@ def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
             if not other.opname.startswith(("STORE_FAST", "UNPACK", "STORE_DEREF", "CACHE")):
                 break
             found |= _uses(other)[1]
+        begin = next(each for each in instructions[number::-1] if each.opname == "GET_ITER")
         fetches_here = not loops and body_after(code, at) is not None
-        loops.append(frozenset(found & read if fetches_here else found - inside))
+        own = found if fetches_here else found - inside
+        loops.append(frozenset(own & read if fetches_here or begin.offset in endless else own))
         inside |= found
     return tuple(loops)
 

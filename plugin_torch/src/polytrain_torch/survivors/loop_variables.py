@@ -3,8 +3,8 @@
 A restarted function begins again: its code, the restored parts, and the place in its data have to
 bring it to the point where it was. A counter or a sum in a local variable would be lost, and the
 training would continue wrongly. So the variables that the rest of the loop reads are compared with
-those of the attempt's first step, and at first with those of the fetch before it: they have to be
-the same, or to be in the saved progress.
+those of the attempt's first two steps, and at first with those of the fetch before them: they have
+to be the same, or to be in the saved progress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -34,7 +34,7 @@ from polytrain_torch.survivors.byte_code import (
     read_after,
     targets_around,
 )
-from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot
+from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot, plain
 from polytrain_torch.virtual_workers import micro_batches
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
@@ -142,7 +142,10 @@ class Loop:
         if not all(each.is_at(frames) for each in times):
             return "it trains in several places"
         if any(_takes_a_number(*each) for each in frames if not _is_between(each[0])):
-            return "its loop takes a number of batches (islice, or zip and range), and would again"
+            return (
+                "its loop takes a number of batches (islice, or zip and range), and would begin to "
+                "count again"
+            )
         now = _Variables(frames, self.known, has_batch=has_batch)
         before = [each._first for each in times]
         if any(each.drawn != now.drawn for each in before):
@@ -158,9 +161,12 @@ class Loop:
             return f"its variable {name!r} changes from step to step, and isn't in TrainingState"
         for place, value in now.attributes.items():
             is_same = all(each.attributes.get(place) == value for each in before)
-            if not is_same and not (type(value) is int and value in numbers):
+            if not is_same and value not in [(int, each) for each in numbers]:
                 _, kind, name = place
-                return f"{name!r} of a {kind} changes from step to step, and isn't in its state"
+                return (
+                    f"{name!r} of a {kind} changes from step to step, and isn't in its state: pass "
+                    "it to forward(), or make it a buffer"
+                )
         return None
 
 
@@ -169,7 +175,7 @@ class _Variables:
 
     def __init__(self, frames: Frames, known: Sequence[Any], *, has_batch: bool) -> None:
         parts = set(map(id, known))
-        # Their order is no matter, and may change.
+        # Their order may change, and means nothing.
         drawn = [seed_in([each]) for each in generators_of_data() if id(each) not in parts]
         self.drawn = Counter(drawn)
         self.attributes = _attributes(known)
@@ -194,11 +200,11 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
     for number, (depth, frame, at) in enumerate(users):
         values = frame.f_locals
         is_over = number == 0 and not has_batch
-        full = _never_empty(frame)
+        full = _loops_over(frame, micro_batches)
         for name in read_after(frame.f_code, at, is_over=is_over, never_empty=full):
             if name in values:
                 found[name, str(depth)] = values[name]
-        loops = targets_around(frame.f_code, at)
+        loops = targets_around(frame.f_code, at, endless=_loops_over(frame, count))
         for order, names in enumerate(loops):
             fetches = hands_batches_on and order == 0
             for name in names:
@@ -213,10 +219,10 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
     return dict(sorted(found.items()))
 
 
-def _attributes(known: Sequence[Any]) -> dict[tuple[int, str, str], Any]:
+def _attributes(known: Sequence[Any]) -> dict[tuple[int, str, str], tuple[type, Any]]:
     """Return the plain values that modules have beside their state, by module, class and name."""
     return {
-        (id(each), type(each).__qualname__, name): value
+        (id(each), type(each).__qualname__, name): plain(value)
         for each in known
         if isinstance(each, torch.nn.Module) and not isinstance(each, DistributedDataParallel)
         # At once: the training may set attributes meanwhile.
@@ -226,14 +232,17 @@ def _attributes(known: Sequence[Any]) -> dict[tuple[int, str, str], Any]:
     }
 
 
-def _never_empty(frame: FrameType) -> frozenset[int]:
-    """Return where a frame's loops over micro-batches begin: they always have one."""
+def _loops_over(frame: FrameType, function: Any) -> frozenset[int]:
+    """Return where a frame's loops over what a function returns begin.
+
+    There is always a micro-batch, for example, and no end of a `count`.
+    """
     found = []
     for offset, (first, *others) in functions_of_loops(frame.f_code).items():
         value = frame.f_locals.get(first, frame.f_globals.get(first))
         for name in others:
             value = getattr(value, name, None) if isinstance(value, ModuleType) else None
-        if value is micro_batches:
+        if value is function:
             found.append(offset)
     return frozenset(found)
 

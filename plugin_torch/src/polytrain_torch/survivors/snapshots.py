@@ -16,6 +16,7 @@ import inspect
 import io
 import logging
 import marshal
+import math
 import queue
 import random
 from collections import deque
@@ -57,6 +58,12 @@ _Reference = int | tuple[type, Any]
 """An object by its identity, or a plain value with its type."""
 
 
+def plain(value: Any) -> tuple[type, Any]:
+    """Return a plain value with its type; tuples have the same NaN be equal to itself."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return type(value), math.nan if is_nan else value
+
+
 @dataclass(frozen=True, slots=True)
 class _Object:
     look: Any
@@ -89,7 +96,7 @@ class Snapshot:
     def add(self, value: Any) -> _Reference:
         """Return a reference to a value, which `take` is going to take down."""
         if isinstance(value, PLAIN):
-            return type(value), value
+            return plain(value)
         if id(value) not in self._reached:
             # Also what is made for this look: its number must not come back within it.
             self._reached[id(value)] = value
