@@ -458,7 +458,7 @@ def test_a_group_that_was_added_after_the_report_whose_progress_a_restart_gets_i
                 rank.report()
                 rank.optimizer.add_param_group({"params": other.parameters()})
             rank.step()
-        with pytest.raises(NotCleanError, match="has got other parameters since"):
+        with pytest.raises(NotCleanError, match="groups have changed since the last"):
             rank.write(tmp_path)
         rank.report()
         rank.write(tmp_path)
@@ -498,7 +498,7 @@ def test_a_buffer_that_is_in_no_checkpoint_must_not_change(
         rank.step()
         rank.model.get_buffer("calls").add_(1)
         rank.report()
-        with pytest.raises(NotCleanError, match="a buffer with persistent=False changes"):
+        with pytest.raises(NotCleanError, match=r"a buffer with persistent=False.* changes or"):
             rank.write(tmp_path)
 
     within(train)

@@ -126,7 +126,7 @@ class _StateOfRank0(TrainingState):
     _compares_ranks = False
 
     def _keep(self, progress: State) -> None:
-        """Keep no steps between two commits: they don't have the values of then."""
+        """Keep no steps between two commits: only a commit saves the attributes."""
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -163,11 +163,11 @@ class Continuation:
 
     def shows_carried(self, point: CleanPoint) -> bool:
         """
-        Return whether a comparison with the first step would show what a loop carries to a point.
+        Return whether a comparison with the first steps would show what a loop carries to a point.
 
-        After this step it wouldn't: a counter that is raised before it has the same value. Only a
-        comparison with the fetch of the first batch shows it, and shows also what a loop sets
-        once, in its first step.
+        After the first one it wouldn't: a counter that is raised before it has the same value.
+        Only a comparison with the fetch of the first batch shows it, and shows also what a loop
+        sets once, in its first step.
         """
         return point.frames is None or point.first > self._first_point
 

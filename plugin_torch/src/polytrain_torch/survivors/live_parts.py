@@ -102,7 +102,7 @@ class LiveParts:
         self.note_groups()
 
     def note_groups(self) -> None:
-        """Note the optimizers' groups, which a restart makes again by the progress of now."""
+        """Note the optimizers' groups: a restart makes them by the progress that is saved now."""
         self._groups = self._groups_now()
 
     def _groups_now(self) -> list[list[int]]:
@@ -339,7 +339,7 @@ class LiveParts:
             NotCleanError: the state isn't the point's any more.
         """
         if self._groups_now() != self._groups:
-            raise NotCleanError("an optimizer has got other parameters since it last reported")
+            raise NotCleanError("an optimizer's groups have changed since the last report")
         buffers = self._buffers_now()
         if [id(each) for each in buffers] != [id(each) for each in self.buffers] or [
             each.data_ptr() for each in buffers
@@ -381,7 +381,10 @@ class LiveParts:
         if any(
             digest(each[number]) != its for each in by_rank for number, its in self._unsaved.items()
         ):
-            raise NotCleanError("a buffer with persistent=False changes, which no checkpoint has")
+            raise NotCleanError(
+                "a buffer with persistent=False, which no checkpoint has, changes or differs "
+                "between ranks"
+            )
         large = [copies.get(key_of(each), each) for each in self._large] if with_large else []
         are_finite = all(torch.isfinite(_local(each)).all() for each in large) and all(
             not torch.isnan(each).any()
