@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 from tests.plugin_torch.kept_ranks import Session, small_state
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from polytrain.extension import KeptState, NotCleanError, Place
@@ -266,7 +268,7 @@ class Net:
 
     def backward(self, *, scale: float = 1.0) -> None:
         self.gradients.computed()
-        (self.layer(torch.ones(2)) * scale).sum().backward()
+        (self.layer(torch.ones(1, 2)) * scale).sum().backward()
 
     def backward_elsewhere(self) -> None:
         self.gradients.computed()
@@ -293,6 +295,25 @@ def test_a_backward_pass_of_another_model_leaves_no_gradients_to_use() -> None:
         net.backward_elsewhere()
         assert net.gradients.exist()
         net.step()
+
+
+def test_what_is_added_to_a_shards_gradients_waits_for_a_step(within: Within) -> None:
+    """The gradients of FSDP's shards stay the same objects, with the same version."""
+
+    def train() -> None:
+        net = Net()
+        fully_shard(net.layer, mesh=init_device_mesh("cpu", (1,)))
+        net.optimizer = torch.optim.SGD(net.layer.parameters(), lr=0.1)
+        net.gradients = UnusedGradients([net.optimizer])
+        net.backward()
+        net.step()
+        net.backward_elsewhere()
+        assert not net.gradients.exist()
+        net.step()
+        net.backward()
+        assert net.gradients.exist()
+
+    within(train)
 
 
 def test_gradients_are_read_only_where_infinite_ones_may_be_found(
