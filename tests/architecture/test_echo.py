@@ -23,8 +23,7 @@ _NAME_STREAMS = {
     "events/output.py": "flushes it",
     "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
     "output/worker_output.py": "gives it to write_line, and asks whether both are one place",
-    "workers/processes/forked.py": "makes those of a worker process",
-    "workers/processes/zygote.py": "has its lines written at once, for the forks",
+    "workers/processes/forked.py": "makes those of a worker process, and of a zygote for its forks",
 }
 """Files that may name a standard stream, and what they do with it; none of them writes to it."""
 
