@@ -111,7 +111,10 @@ def fit(
     changes: Any = None,
     **config: Any,
 ) -> tuple[Result, int]:
-    """Train; return also how many steps rank 0 has begun."""
+    """Train; return also how many steps the rank that is killed has begun.
+
+    Others may be killed before or after they begin the same one.
+    """
     steps = path / "steps"
     steps.unlink(missing_ok=True)
     result = torch_runs.fit(
@@ -130,7 +133,8 @@ def fit(
         failure_config=FailureConfig(max_failures=max_failures),
         **(changes or {}),
     )
-    return result, steps.read_text().split().count("0")
+    [rank, *_] = config.get("ranks", (0,))
+    return result, steps.read_text().split().count(str(rank))
 
 
 @pytest.fixture(scope="module")
