@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import polytrain
 from polytrain import (
     Checkpoint,
+    Result,
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
@@ -20,6 +23,16 @@ from polytrain import (
 
 BATCHES, DONE = 8, 5
 """Of an epoch, and of those before the restart."""
+
+
+def run_inline(train: Callable[..., None], path: Path, **options: Any) -> Result:
+    return make_trainer(
+        "tensorflow",
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=path, progress=False),
+        **options,
+    ).fit()
 
 
 @pytest.mark.parametrize(
@@ -76,15 +89,8 @@ def test_later_epochs_are_whole(tmp_path: Path, options: dict[str, Any], epochs:
             {"rows": seen, "epochs": np.diff([0, *ends]).tolist(), "warnings": len(messages)}
         )
 
-    def run(**options: Any) -> Any:
-        return make_trainer(
-            "tensorflow",
-            train,
-            datasets={"train": {"x": np.zeros((BATCHES, 1)), "y": np.arange(BATCHES)}},
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
+    numbers = {"x": np.zeros((BATCHES, 1)), "y": np.arange(BATCHES)}
+    run = partial(run_inline, train, tmp_path, datasets={"train": numbers})
 
     resumed = run(restore_from=run().checkpoint).metrics
     assert resumed["epochs"] == epochs
@@ -131,14 +137,7 @@ def test_the_fit_that_saved_is_the_one_that_resumes(tmp_path: Path, killed_in: i
             epochs.append(fitted.epoch)
         polytrain.report({"epochs": epochs})
 
-    def run(**options: Any) -> Any:
-        return make_trainer(
-            "tensorflow",
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
+    run = partial(run_inline, train, tmp_path)
 
     checkpoint = run().checkpoint
     if killed_in == 1:
@@ -183,14 +182,8 @@ def test_averages_are_swapped_back_after_a_restart(tmp_path: Path) -> None:
         polytrain.report({"weights": [float(each.ravel()[0]) for each in model.get_weights()]})
 
     def run(stops_in: int, **options: Any) -> Any:
-        return make_trainer(
-            "tensorflow",
-            train,
-            train_loop_config={"stops_in": stops_in},
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
+        config = {"stops_in": stops_in}
+        return run_inline(train, tmp_path, train_loop_config=config, **options)
 
     resumed = run(-1, restore_from=run(2).checkpoint)
     assert resumed.metrics["weights"] == pytest.approx(run(-1).metrics["weights"], rel=1e-6)
@@ -226,14 +219,7 @@ def test_a_fit_that_is_over_leaves_its_weights(tmp_path: Path, epochs: int) -> N
         weights = [float(each.ravel()[0]) for each in model.get_weights()]
         polytrain.report({"weights": weights, "epochs": len(fitted.epoch)})
 
-    def run(**options: Any) -> Any:
-        return make_trainer(
-            "tensorflow",
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
+    run = partial(run_inline, train, tmp_path)
 
     over = run()
     again = run(restore_from=over.checkpoint)

@@ -525,7 +525,7 @@ def start(keeps: Keeper) -> Keeper:
         _has_hooks = True
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
-        replace_backward_engine(_telling)
+        replace_backward_engine(_noting_backward)
         after_forward.append(_after_forward)
     context = get_context()
     if _current is not None and _current[0] is context:
@@ -556,14 +556,14 @@ def _after_step(optimizer: Any, *_: Any) -> None:
         _current[1].after_step(optimizer)
 
 
-def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
-    def told(*args: Any, **options: Any) -> Any:
+def _noting_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **options: Any) -> Any:
         # `torch.autograd.grad` returns gradients, and leaves the parameters' as they are.
         if _current is not None and options.get("accumulate_grad"):
             _current[1].before_backward()
         return run(*args, **options)
 
-    return told
+    return noted
 
 
 def _after_forward() -> None:
