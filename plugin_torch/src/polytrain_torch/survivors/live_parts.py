@@ -282,7 +282,7 @@ class LiveParts:
 
     def large_bytes(self) -> int:
         """Return how many bytes this rank has of them."""
-        return sum(_local(tensor).nbytes for tensor in self.large())
+        return sum(local_part(tensor).nbytes for tensor in self.large())
 
     def _all_large(self) -> Iterator[torch.Tensor]:
         for module in self.modules.values():
@@ -295,6 +295,9 @@ class LiveParts:
         """Return the version of each parameter: it changes with every write."""
         return versions_of(self._parameters)
 
+    def _local_parameters(self) -> Iterator[torch.Tensor]:
+        return (local_part(each.detach()) for each in self._parameters)
+
     def sample(self) -> bytes | torch.Tensor:
         """Return a digest of some of each parameter's values, or on a GPU the sum of all.
 
@@ -302,9 +305,9 @@ class LiveParts:
         """
         if self.gpu is not None:
             # One number, which is queued: nobody waits for it here.
-            return torch.nn.utils.get_total_norm(map(_local, self._parameters), 1.0)
+            return torch.nn.utils.get_total_norm(self._local_parameters(), 1.0)
         values = []
-        for own in map(_local, self._parameters):
+        for own in self._local_parameters():
             at = torch.linspace(0, own.numel() - 1, _SAMPLED, dtype=torch.float64).long()
             values.append(torch.take(own, at) if own.numel() else own)
         return digest(values)
@@ -386,7 +389,7 @@ class LiveParts:
                 "between ranks"
             )
         large = [copies.get(key_of(each), each) for each in self._large] if with_large else []
-        are_finite = all(torch.isfinite(_local(each)).all() for each in large) and all(
+        are_finite = all(torch.isfinite(local_part(each)).all() for each in large) and all(
             not torch.isnan(each).any()
             if number in self._may_be_infinite
             else torch.isfinite(each).all()
@@ -480,10 +483,12 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank has of a tensor."""
-    own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():  # autograd's view takes ten times as long
+        return tensor.to_local()
 
 
 def _without_parameters(group: Mapping[str, Any]) -> State:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from polytrain_torch.private import version_of
+from polytrain_torch.survivors.live_parts import local_part
 
 _Look: TypeAlias = tuple[weakref.ref[torch.Tensor], int]
 """A gradient, which nobody holds for this, and the number of writes to it."""
@@ -121,22 +121,15 @@ def _new_ones(
 
 def _look(gradient: torch.Tensor) -> _Look:
     # What adds to a shard's gradient doesn't count as a write to the whole.
-    return weakref.ref(gradient), version_of(_local(gradient))
+    return weakref.ref(gradient), version_of(local_part(gradient))
 
 
 def _is_still(gradient: torch.Tensor | None, seen: _Look | None) -> bool:
     if gradient is None or seen is None:
         return False
-    return seen[0]() is gradient and seen[1] == version_of(_local(gradient))
+    return seen[0]() is gradient and seen[1] == version_of(local_part(gradient))
 
 
 def _is_finite(gradient: torch.Tensor) -> bool:
-    own = _local(gradient)
+    own = local_part(gradient)
     return bool(torch.isfinite(own.coalesce().values() if own.is_sparse else own).all())
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    if not isinstance(gradient, DTensor):
-        return gradient
-    with torch.no_grad():  # autograd's view takes ten times as long
-        return gradient.to_local()
