@@ -211,6 +211,17 @@ def test_steps_that_are_done_once_more_are_said_to_be() -> None:
     assert "repeating" not in play.shown()[0]
 
 
+def test_a_report_that_is_only_in_the_ledger_yet_is_no_repetition() -> None:
+    play = trained()
+    # What draws is on another thread than what takes reports, first for the ledger.
+    entry = entry_of(
+        {"time": play.now, "event": "Reported", "n": 0, "step": 21, "metrics": {"loss": 0.0}}
+    )
+    play.progress.ledger.take(entry)
+    assert "step 20 of 2000" in play.shown()[0]
+    assert "repeating" not in play.shown()[0]
+
+
 def test_restarts_and_their_last_cause_are_in_the_second_line() -> None:
     play = trained()
     play.fail()

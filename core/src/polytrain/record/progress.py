@@ -163,7 +163,8 @@ class Progress:
     @property
     def repeats_until(self) -> int | None:
         """The step up to which this attempt repeats what an earlier one did; None if it doesn't."""
-        highest = self.ledger.highest_step
+        # Reports are in the ledger before they are here.
+        _, highest = self._began
         return highest if self.step < highest and self.stage is Stage.TRAINING else None
 
     def unreported_s(self, now: float) -> float | None:
