@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.checkpoints import ATTEMPT, directories, store_in, store_part
 
-from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manager import CheckpointManager, is_good
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
 from polytrain.checkpoint.parts import PartStored
 from polytrain.checkpoint.starting_point import StartingPoint
@@ -421,7 +421,7 @@ def test_a_commit_that_comes_after_the_divergence_is_known_as_bad(tmp_path: Path
     kept.manager.add(kept.part(1))
     manifest = kept.manager.next_complete()
     assert manifest is not None
-    assert not kept.manager.is_good(manifest)
+    assert not is_good(manifest, kept.manager.divergences)
 
 
 def test_the_checkpoint_before_the_newest_is_spared_while_it_may_be_needed(tmp_path: Path) -> None:

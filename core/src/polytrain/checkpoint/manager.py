@@ -73,7 +73,9 @@ class CheckpointManager:
     left_out: int = 0
     """Number of checkpoints that don't count any more, because training had diverged."""
 
-    _next_number: int = 0
+    next_number: int = 0
+    """Number of the next checkpoint."""
+
     _damaged: list[str] = field(default_factory=list)
     _writers: set[int] = field(default_factory=set)
     """Ranks whose parts a checkpoint of this attempt needs."""
@@ -104,17 +106,13 @@ class CheckpointManager:
         """Resume with the checkpoints of earlier drivers."""
         self.checkpoints = list(found.manifests)
         self.leave_bad_out()
-        self._next_number = max((m.number + 1 for m in found.manifests), default=0)
+        self.next_number = max((m.number + 1 for m in found.manifests), default=0)
         for directory, wrong in found.damaged.items():
             self._put_aside(directory, wrong)
 
-    def is_good(self, manifest: Manifest) -> bool:
-        """Return whether training hadn't diverged when a checkpoint was made."""
-        return is_good(manifest, self.divergences)
-
     def leave_bad_out(self) -> None:
         """Drop the checkpoints of what has diverged; they are deleted after the next commit."""
-        bad = {each.directory for each in self.checkpoints if not self.is_good(each)}
+        bad = {each.directory for each in self.checkpoints if not is_good(each, self.divergences)}
         self.left_out += len(bad)
         self._damaged.extend(sorted(bad))
         self.checkpoints = [each for each in self.checkpoints if each.directory not in bad]
@@ -138,11 +136,6 @@ class CheckpointManager:
         """Step of the newest checkpoint that no failed attempt has left, or of the run's start."""
         newest_first = reversed(self.checkpoints)
         return next((each.step for each in newest_first if not each.is_left), self.origin.step)
-
-    @property
-    def next_number(self) -> int:
-        """Number of the next checkpoint."""
-        return self._next_number
 
     def launched(self, world_size: int) -> frozenset[int]:
         """Start an attempt, and drop the unfinished checkpoints of the previous one.
@@ -222,7 +215,7 @@ class CheckpointManager:
             ValueError: the part comes too late for its files to be added; the message says why.
         """
         number = part.checkpoint
-        self._next_number = max(self._next_number, number + 1)
+        self.next_number = max(self.next_number, number + 1)
         self._staged.get(number, set()).discard(part.rank)
         adds_files = self.merges_files and part.rank != 0 and bool(part.files)
         if part.rank == 0:
@@ -246,7 +239,7 @@ class CheckpointManager:
 
     def of_state(self, part: PartStored, *, is_rescue: bool) -> Manifest:
         """Return the manifest of a whole checkpoint that one rank has written for all."""
-        self._next_number = max(self._next_number, part.checkpoint + 1)
+        self.next_number = max(self.next_number, part.checkpoint + 1)
         manifest = replace(self._manifest({part.rank: part}), is_rescue=is_rescue, is_left=True)
         self._want_validation(manifest, part.validation)
         return manifest

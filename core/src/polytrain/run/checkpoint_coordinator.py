@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
 
-from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manager import CheckpointManager, is_good
 from polytrain.checkpoint.manifest import AttemptId, Manifest
 from polytrain.checkpoint.parts import (
     CheckpointEvent,
@@ -273,7 +273,7 @@ class CheckpointCoordinator:
     def _committed(self, committed: Committed, good_step: int | None) -> None:
         manifest = committed.manifest
         attempt = manifest.attempt_id.attempt
-        if not self.manager.is_good(manifest):
+        if not is_good(manifest, self.manager.divergences):
             # A rank has found meanwhile that training had diverged.
             self._acknowledge(attempt, manifest.number, committed.ranks)
             self.background_tasks.submit(partial(self._delete, manifest.directory))

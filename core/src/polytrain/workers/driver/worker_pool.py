@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polytrain.config.configs import ScalingConfig
@@ -260,7 +260,7 @@ class WorkerPool:
             is_news = self._lost_nodes.add(agent_handle.place, may_return=gone.node_may_return)
             # The others with a rank have to be reported to the attempt, which waits for their end.
             if is_news:
-                self._leave_lost_nodes([*self._spares] if self._placing is None else self.here)
+                self._leave_lost_nodes(self._spares if self._placing is None else self.here)
         if rank is not None and self._placing is None:
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
@@ -295,8 +295,7 @@ class WorkerPool:
 
     def dismiss_those_to_come(self) -> None:
         """Dismiss the requested agents."""
-        for agent_handle in list(self._coming):
-            self._dismiss(agent_handle)
+        self._dismiss_all(self._coming)
 
     def look_at_the_clock(self) -> None:
         """Log which resources are missing, and fail the placement after the timeout."""
@@ -462,15 +461,7 @@ class WorkerPool:
             return
         if self._placing is not None:
             self._move_bundles(self._placing)
-        missing = self._policy.number_to_request(
-            up=self._up, coming=len(self._coming), is_placing=self._placing is not None
-        )
-        if not missing:
-            return
-        in_bundles = self._free_bundles()[:missing]
-        for bundle in in_bundles:
-            self._coming[self._launcher.ask(bundle=bundle)] = None
-        others = missing - len(in_bundles)
+        others = self._ask_in_bundles(is_placing=self._placing is not None)
         if others > 0:
             lost = self._lost_nodes.taken_for_alive() - self._lost_nodes.silent
             avoid = self._avoided | lost | self._nodes_without_standby()
@@ -483,13 +474,22 @@ class WorkerPool:
         Among those that are requested may be a standby whose room is never found.
         """
         is_waiting = self._placing is not None and self._policy.may_request(self._losses)
-        if not is_waiting or not self._scaling.standby:
-            return
+        if is_waiting and self._scaling.standby:
+            self._ask_in_bundles(is_placing=False)
+
+    def _ask_in_bundles(self, *, is_placing: bool) -> int:
+        """Request missing agents in reserved bundles; return how many others are missing.
+
+        Args:
+            is_placing: see `PlacementPolicy.number_to_request`.
+        """
         missing = self._policy.number_to_request(
-            up=self._up, coming=len(self._coming), is_placing=False
+            up=self._up, coming=len(self._coming), is_placing=is_placing
         )
-        for bundle in self._free_bundles()[:missing]:
+        bundles = self._free_bundles()[:missing] if missing else []
+        for bundle in bundles:
             self._coming[self._launcher.ask(bundle=bundle)] = None
+        return missing - len(bundles)
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
@@ -525,17 +525,13 @@ class WorkerPool:
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
         )
-        for agent_handle in list(self._coming):
-            if agent_handle.bundle in moved:
-                self._dismiss(agent_handle)
+        self._dismiss_all(each for each in self._coming if each.bundle in moved)
         if self._bundles.are_moving:
             placing.verdict_at = self._clock() + _VERDICT_S
 
     def _ask_again(self, bundles: frozenset[int]) -> None:
         """Request agents of bundles anew."""
-        for agent_handle in list(self._coming):
-            if agent_handle.bundle in bundles:
-                self._dismiss(agent_handle)
+        self._dismiss_all(each for each in self._coming if each.bundle in bundles)
         if bundles:
             self._ask_for_more()
 
@@ -545,12 +541,10 @@ class WorkerPool:
         ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
         return self._policy.nodes_without_standby(ranked_on, self._free_nodes())
 
-    def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
+    def _leave_lost_nodes(self, agent_handles: Iterable[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
         lost = self._lost_nodes.recent()
-        for agent_handle in agent_handles:
-            if agent_handle.place.node_id in lost:
-                self._dismiss(agent_handle)
+        self._dismiss_all(each for each in agent_handles if each.place.node_id in lost)
 
     def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
@@ -563,16 +557,18 @@ class WorkerPool:
         leaving = [each for each in self.here if each.number in departure.leaving]
         replaceable = sum(each.number not in departure.leaving for each in self._spares)
         replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
-        for agent_handle in {*leaving, *replaced}:
-            self._dismiss(agent_handle)
+        self._dismiss_all({*leaving, *replaced})
 
     def _avoid_no_more(self) -> None:
         """Accept any node again: the other nodes have no room after all."""
         if self._avoided:
             self._avoided = frozenset()
-            for agent_handle in list(self._coming):
-                self._dismiss(agent_handle)
+            self.dismiss_those_to_come()
             self._ask_again(self._bundles.move_back())
+
+    def _dismiss_all(self, agent_handles: Iterable[AgentHandle]) -> None:
+        for agent_handle in [*agent_handles]:
+            self._dismiss(agent_handle)
 
     def _dismiss(self, agent_handle: AgentHandle) -> None:
         agent_handle.is_gone = True
