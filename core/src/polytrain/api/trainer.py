@@ -254,10 +254,10 @@ class Trainer:
         )
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())
-            if known is not None and known.history is None:
+            if known is not None and known.history is not None:
+                warn_of_damage(location, known.history)
+            elif known is not None:
                 raise_if_any(tuple(lost_journal_problems(location)))
-        if known is not None and known.history is not None:
-            warn_of_damage(location, known.history)
         origin = self._origin()
         identity = self._identity(known, origin)
         with contextlib.ExitStack() as stack:
@@ -275,20 +275,7 @@ class Trainer:
                             identity = self._identity(known, origin)
                         history = self._history(location, identity, known)
                 if history is not None and history.succeeded:
-                    logger.warning(
-                        "Nothing was trained: the run in %s is finished%s, and this is its result. "
-                        "RunConfig(if_finished='new') trains again under this name; another "
-                        "RunConfig(name=…) starts another run%s.",
-                        location.address,
-                        f" ({history.stopped})" if history.stopped else "",
-                        "; RunConfig with another condition resumes it" if history.stopped else "",
-                    )
-                    config, backend = self._spec.run_config.checkpoint_config, self._spec.backend
-                    # With if_finished="return" it may be the run of another one.
-                    is_its = history.identity["backend"] == backend.name
-                    result = recorded(
-                        location, history, config=config, backend=backend if is_its else None
-                    )
+                    result = self._known_result(location, history)
                     if wait:
                         return result
                     return RunHandle(
@@ -376,6 +363,21 @@ class Trainer:
             changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
             raise_if_any(changed or tuple(content_differences(history.identity, identity)))
         return None if wanted == "new" else history
+
+    def _known_result(self, location: Location, history: RunHistory) -> Result:
+        """The result of a finished run, which isn't trained again."""
+        logger.warning(
+            "Nothing was trained: the run in %s is finished%s, and this is its result. "
+            "RunConfig(if_finished='new') trains again under this name; another "
+            "RunConfig(name=…) starts another run%s.",
+            location.address,
+            f" ({history.stopped})" if history.stopped else "",
+            "; RunConfig with another condition resumes it" if history.stopped else "",
+        )
+        config, backend = self._spec.run_config.checkpoint_config, self._spec.backend
+        # With if_finished="return" it may be the run of another one.
+        is_its = history.identity["backend"] == backend.name
+        return recorded(location, history, config=config, backend=backend if is_its else None)
 
     def _run(
         self,
