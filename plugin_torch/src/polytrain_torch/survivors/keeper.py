@@ -196,7 +196,7 @@ class Keeper:
             # It may evaluate: then the loop's own fetch comes next.
             self._points.why_dirty = "it gets batches in several places"
         else:
-            self._pass(frames=frames)
+            self._pass(partial(self._keep, frames))
 
     def _see_fetch(self, place: tuple[CodeType, int]) -> None:
         """Note where a batch is fetched: `zip` does so from several loaders before a step."""
@@ -268,7 +268,7 @@ class Keeper:
         if self.lacks_gradients():
             self._warn_of_gradients()
         elif self.keeps and self._has_begun:
-            self._pass(frames=None, reported=metrics, validation=validation)
+            self._pass(partial(self._keep, None, reported=metrics, validation=validation))
 
     def at_end_of_step(
         self,
@@ -290,13 +290,15 @@ class Keeper:
         """
         self._own = own
         if self.keeps:
-            self._pass(
-                frames=None,
+            keep = partial(
+                self._keep,
+                None,
                 reported=reported,
                 of_library=of_library,
                 is_sampled=is_sampled,
                 is_ahead=is_ahead,
             )
+            self._pass(keep)
 
     def expect_step(self) -> None:
         """Note the end of a step, in which an optimizer must have stepped."""
@@ -349,30 +351,14 @@ class Keeper:
             )
         self._has_warned = True
 
-    def _pass(
-        self,
-        *,
-        frames: Frames | None,
-        reported: Mapping[str, Any] | None = None,
-        validation: bool | ValidationTaskConfig = False,
-        of_library: Any = None,
-        is_sampled: bool = True,
-        is_ahead: bool = False,
-    ) -> None:
+    def _pass(self, keep: Callable[[], None]) -> None:
         """Keep this rank's small state at a clean point. The training continues if it can't."""
         why_not = None
         try:
             if not self._has_begun:
                 why_not = self._begin()
             if why_not is None:
-                self._keep(
-                    frames,
-                    reported,
-                    validation,
-                    of_library,
-                    is_sampled=is_sampled and frames is None,
-                    is_ahead=is_ahead,
-                )
+                keep()
         except Exception as error:  # a part's state may be anything
             why_not = f"{type(error).__name__}: {error}"
         if why_not is None:
@@ -386,12 +372,12 @@ class Keeper:
     def _keep(
         self,
         frames: Frames | None,
-        reported: Mapping[str, Any] | None,
-        validation: bool | ValidationTaskConfig,
-        of_library: Any,
         *,
-        is_sampled: bool,
-        is_ahead: bool,
+        reported: Mapping[str, Any] | None = None,
+        validation: bool | ValidationTaskConfig = False,
+        of_library: Any = None,
+        is_sampled: bool = True,
+        is_ahead: bool = False,
     ) -> None:
         place, last = self._survivor.place(), self._points.last
         has_stepped = self._points.has_stepped
@@ -412,7 +398,7 @@ class Keeper:
             versions=self._live.versions(),
             frames=frames,
             progress=self.progress,
-            sample=self._live.sample() if is_sampled else None,
+            sample=self._live.sample() if is_sampled and frames is None else None,
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )

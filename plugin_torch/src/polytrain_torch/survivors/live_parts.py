@@ -130,30 +130,33 @@ class LiveParts:
             or self._unsuitable_tensor(tensors, known)
             or self._unsuitable_training(whose)
         )
-        if why_not is None and gpus and self.compares:
+        if why_not is not None:
+            return why_not
+        if gpus and self.compares:
             return "its ranks' parameters would have to be compared after each step, on GPUs"
-        if why_not is None:
-            if gpus:
-                [device] = gpus
-                self.gpu, self.gpu_queue = GpuCopies(device), GpuQueue(device)
-                on_gpu = [*filter(is_on_gpu, self.buffers)]
-                if on_gpu and not self.is_sharded:
-                    self.gpu_buffers = GpuBuffers(on_gpu, self.gpu_queue)
-                with self.gpu.aside():
-                    # Its memory stays with that stream: later no thread has to take any there.
-                    self.sample()
-            self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
-            self._addresses = [buffer.data_ptr() for buffer in self.buffers]
-            saved = self._saved()
-            self._unsaved = {
-                number: digest(each)
-                for number, each in enumerate(self.buffers)
-                if id(each) not in saved
-            }
-            self._may_be_infinite = {
-                number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
-            }
-        return why_not
+        if gpus:
+            self._begin_on_gpu(*gpus)
+        self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
+        self._addresses = [buffer.data_ptr() for buffer in self.buffers]
+        saved = self._saved()
+        self._unsaved = {
+            number: digest(each)
+            for number, each in enumerate(self.buffers)
+            if id(each) not in saved
+        }
+        self._may_be_infinite = {
+            number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
+        }
+        return None
+
+    def _begin_on_gpu(self, device: torch.device) -> None:
+        self.gpu, self.gpu_queue = GpuCopies(device), GpuQueue(device)
+        on_gpu = [*filter(is_on_gpu, self.buffers)]
+        if on_gpu and not self.is_sharded:
+            self.gpu_buffers = GpuBuffers(on_gpu, self.gpu_queue)
+        with self.gpu.aside():
+            # Its memory stays with that stream: later no thread has to take any there.
+            self.sample()
 
     def _unsuitable_devices(
         self, devices: Collection[torch.device], *, copies_gpu: bool
