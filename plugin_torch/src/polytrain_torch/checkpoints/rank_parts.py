@@ -202,6 +202,12 @@ def found_beside(directory: Path) -> Differences | None:
     return found
 
 
+def own_beside(states: States, directory: Path) -> States:
+    """Return this rank's states that `save_beside` stored, or the given ones of rank 0."""
+    found = found_beside(directory)
+    return states if found is None else own_states(states, found, directory)
+
+
 def own_states(states: States, found: Differences, directory: Path) -> States:
     """Return this rank's states, or the given ones of rank 0 if another number of ranks saved."""
     if not found["names"] or not dist.get_rank() or found["ranks"] != dist.get_world_size():

@@ -22,8 +22,7 @@ from polytrain.extension import survivor
 from polytrain_plugins import Batches
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
-    found_beside,
-    own_states,
+    own_beside,
     write_found,
 )
 from polytrain_torch.checkpoints.read_back import is_first_save
@@ -383,11 +382,9 @@ class KeptSteps(TrainerCallback):
     # After a restart
 
     def _resume(self, directory: Path) -> None:
-        own, found = {"own": self._left["own"]}, found_beside(directory)
-        if found is not None:
-            own = own_states(own, found, directory)
-        self._sums.restore(own["own"]["sums"])
-        self._trainer.current_flos = own["own"]["operations"]
+        own = own_beside({"own": self._left["own"]}, directory)["own"]
+        self._sums.restore(own["sums"])
+        self._trainer.current_flos = own["operations"]
         restore_random_states(directory)
         self._end_again(self._left["end"])
         self._continue(self._left["end"], random=random_state())

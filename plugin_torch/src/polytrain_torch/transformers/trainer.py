@@ -22,6 +22,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     States,
     comparable,
     found_beside,
+    own_beside,
     own_states,
     refuse_other_ranks,
     save_beside,
@@ -220,8 +221,7 @@ class ReportCallback(TrainerCallback):
         if self.resumes_from is not None and self.files is not None:
             load_buffers(unwrapped(objects["model"]), self.files)
             _restore_own(self.resumes_from, objects)
-            self._restore_sums(self.resumes_from, self.files)
-            self._restore_order(self.resumes_from, self.files)
+            self._continue_epoch(self.resumes_from, self.files)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
@@ -260,24 +260,15 @@ class ReportCallback(TrainerCallback):
         if self._held:
             self._report(None)
 
-    def _restore_sums(self, directory: Path, files: Path) -> None:
-        """Continue what the trainer had added up for its logs when it saved a checkpoint."""
-        sums = (made_by(files) or {}).get(SUMS)
-        if not sums or self._sums is None:
-            return
-        found = found_beside(directory)
-        if found is not None:
-            sums = own_states({SUMS: {SUMS: sums}}, found, directory)[SUMS][SUMS]
-        self._sums.restore(sums)
-
-    def _restore_order(self, directory: Path, files: Path) -> None:
-        """Begin the epoch again as it was begun before a checkpoint was saved."""
-        if self._order is None or not (files / _ORDER_FILE).exists():
-            return
-        order, found = loaded(files / _ORDER_FILE), found_beside(directory)
-        if found is not None:
-            order = own_states({_ORDER: {_ORDER: order}}, found, directory)[_ORDER][_ORDER]
-        self._order.resume(order)
+    def _continue_epoch(self, directory: Path, files: Path) -> None:
+        """Continue what a checkpoint has added up for logs, and the order of its epoch."""
+        sums, file = (made_by(files) or {}).get(SUMS), files / _ORDER_FILE
+        order = loaded(file) if file.exists() else None
+        own = own_beside({SUMS: {SUMS: sums}, _ORDER: {_ORDER: order}}, directory)
+        if sums and self._sums is not None:
+            self._sums.restore(own[SUMS][SUMS])
+        if order is not None and self._order is not None:
+            self._order.resume(own[_ORDER][_ORDER])
 
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
