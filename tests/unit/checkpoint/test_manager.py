@@ -405,6 +405,11 @@ def test_checkpoints_after_the_last_good_report_are_left_out_and_deleted(tmp_pat
     start = kept.manager.start()
     assert (start.step, start.skipped) == (20, {"train": ((0, 8, 16),)})
     assert [each.step for each in kept.manager.best()] == [20, 10]
+    # A replay's restart leaves out what its run has left out.
+    again = Kept(tmp_path / "again")
+    again.manager.origin = StartingPoint(skipped=start.skipped)
+    again.take(again.part(1))
+    assert (again.manager.start().step, again.manager.start().skipped) == (10, start.skipped)
     # They go once there is a newer one, also those that another driver finds.
     other = Kept(tmp_path, attempt_id=AttemptId(token=2, attempt=0))
     other.manager.divergences = kept.manager.divergences

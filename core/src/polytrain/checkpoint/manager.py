@@ -361,7 +361,7 @@ class CheckpointManager:
             location = self.store.location_of(manifest.directory)
             start = from_manifest(manifest, location, own=True)
         # A replay starts with what its run has left out.
-        return replace(start, skipped=self.divergences.skipped or start.skipped)
+        return replace(start, skipped=self.divergences.skipped or self.origin.skipped)
 
     def newest_intact(self) -> CheckpointInfo | None:
         """Return the newest committed checkpoint that verifies."""
