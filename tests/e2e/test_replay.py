@@ -107,7 +107,9 @@ def test_a_stretch_is_equal_and_nothing_is_written_into_the_run(tmp_path: Path) 
     trainer = a_trainer(tmp_path / "runs", workers=2, digests=2)
     result = trainer.fit()
     before = contents(tmp_path / "runs")
-    found = result.replay(trainer, from_step=10, steps=6)
+    # The number of workers is the run's.
+    alone = a_trainer(tmp_path / "runs", 0, digests=2)
+    found = result.replay(alone, from_step=10, steps=6)
     assert found.is_equal, found
     assert (found.from_step, found.to_step, found.reports, found.digests) == (10, 16, 6, 3)
     assert contents(tmp_path / "runs") == before

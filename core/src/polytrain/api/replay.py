@@ -237,7 +237,7 @@ def _repeat(
     """Train the stretch, as a run of the same name in its own storage; return its history."""
     spec = spec_of(trainer)
     scaling, config = spec.scaling_config, spec.run_config
-    if scaling.virtual_workers is None and not spec.is_inline:
+    if scaling.virtual_workers is None and not (spec.is_inline and stretch.num_workers == 1):
         scaling = replace(scaling, num_workers=stretch.num_workers)
     again = replace(
         spec,
