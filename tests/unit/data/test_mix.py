@@ -165,6 +165,19 @@ def test_missing_values_of_one_source_decide_the_type_of_all() -> None:
     assert types == {np.dtype(np.float64)}
 
 
+def test_files_of_text_are_read_in_the_types_of_the_mix(tmp_path: Path) -> None:
+    """As among the files of one data set: an empty field of a column of text is text."""
+    files = {name: tmp_path / f"{name}.csv" for name in ("empty", "full", "large", "half")}
+    for file, value in zip(files.values(), ("", "a", 2**53 + 1, 0.5), strict=True):
+        file.write_text(f"n,x\n1,{value}\n")
+    weights = {"code": 1, "web": 1}
+    mix = Mix({"code": files["empty"], "web": files["full"]}, weights=weights)
+    [batch] = shard_of(mix, columns=["x"]).iter_batches(batch_size=2)
+    assert batch["x"].tolist() == ["", "a"]
+    with pytest.raises(InvalidJobError, match="would round 9007199254740993"):
+        shard_of(Mix({"code": files["large"], "web": files["half"]}, weights=weights))
+
+
 def test_a_transform_is_applied_to_each_source() -> None:
     sources = {"code": {"text": ["a", "bb"]}, "web": {"text": ["ccc", "dddd"]}}
     mix = Mix(sources, weights={"code": 1, "web": 1})

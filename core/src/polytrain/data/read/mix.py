@@ -14,6 +14,7 @@ from polytrain.config.configs import DataConfig
 from polytrain.config.mix import Mix
 from polytrain.data.plan.mixture import Mixture, parts_of
 from polytrain.data.read.describe import Mixed, Source, describe, info_of
+from polytrain.data.read.file_pieces import FilePiece
 from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece
 from polytrain.data.read.selection import agreed_schema, subschema
 from polytrain.data.read.transforms import random_transform, wants_generator
@@ -110,9 +111,7 @@ def _joined(
         way=", for example with DataConfig(transform=…)",
     )
     pieces = tuple(
-        piece
-        if source.schema.equals(schema, check_metadata=True)
-        else ConformedPiece(piece, schema)
+        piece if source.schema.equals(schema, check_metadata=True) else _in_types(piece, schema)
         for source in sources.values()
         for piece in source.pieces
     )
@@ -133,6 +132,17 @@ def _joined(
             pieces={each: len(source.pieces) for each, source in sources.items()},
         ),
     )
+
+
+def _in_types(piece: Piece, schema: pa.Schema) -> Piece:
+    """A piece of a source, in the types of the mix.
+
+    Raises:
+        SourceError: a type would change values of its file.
+    """
+    if isinstance(piece, FilePiece):
+        return piece.in_types(schema, piece.constants)
+    return ConformedPiece(piece, schema)
 
 
 def _length(epoch: int | str, mixture: Mixture) -> int:
