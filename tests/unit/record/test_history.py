@@ -7,6 +7,7 @@ import math
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from polytrain.errors import RunFormatError
 from polytrain.events.attempt import Reported
-from polytrain.record.entries import Launched, Opened, RunConcluded
+from polytrain.record.entries import DivergenceFound, Launched, Opened, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.journal import Journal
 from polytrain.run.resume import previous_run
@@ -466,3 +467,26 @@ def test_what_a_driver_resumes_has_the_reports_of_all_ranks(written: Written) ->
     with Journal(Location.of(written.file.parent).open(), token=9, history=known) as again:
         again.write(Launched(attempt=0, step=5, start=None, world_size=2))
         assert len(again.history.of_other_ranks[1]) == 5
+
+
+@pytest.mark.parametrize("start", [0, 100])
+def test_the_last_driver_that_began_where_the_run_does_has_divided_the_data(start: int) -> None:
+    """The first died before its first checkpoint; the third went on, with fewer workers."""
+    history = RunHistory()
+
+    def began(token: int, most: int, *steps: int) -> None:
+        history.take(Opened(token=token, anew=False, identity={}, world_size=most))
+        for attempt, step in enumerate(steps):
+            launched = Launched(attempt=attempt, step=step, start=None, world_size=2)
+            history.take(replace(launched, token=token))
+
+    began(1, 2, start)
+    # The third goes back to the start after a divergence, and keeps the division.
+    for token, most, steps in ((2, 8, (start,)), (3, 4, (start + 6, start))):
+        began(token, most, *steps)
+    assert (history.world_size, history.divided_for) == (4, 8)
+    found: Any = {"rank": 0, "step": start + 1, "good_step": start, "reason": "loss is nan"}
+    skipped = {"train": ((0, 0, 8),)}
+    history.take(DivergenceFound(token=3, attempt=1, skipped=skipped, **found))
+    began(4, 16, start)
+    assert (history.world_size, history.divided_for) == (16, 8)

@@ -158,17 +158,6 @@ def test_digests_after_a_restart_replace_those_it_has_undone() -> None:
     }
 
 
-def test_the_driver_that_began_at_step_0_has_divided_the_data() -> None:
-    """The first died before its first checkpoint; the third went on, with fewer workers."""
-    history = ReportedHistory()
-    for token, (most, step) in enumerate([(2, 0), (8, 0), (4, 6)], start=1):
-        opened = Opened(anew=False, identity={}, world_size=most)
-        launched = Launched(attempt=0, step=step, start=None, world_size=2)
-        for entry in (opened, launched):
-            history.take(replace(entry, token=token))
-    assert (history.world_size, history.divided_for) == (4, 8)
-
-
 def test_the_first_tensor_that_differs_is_named() -> None:
     inside = Stretch(start=0, end=3, num_workers=1)
     was = {2: {"a": "1", "b": "2", "c": "3"}, 3: {"a": "1"}}

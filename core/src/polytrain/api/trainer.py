@@ -404,8 +404,9 @@ class Trainer:
         raise_if_any(changed_virtual_workers(start, spec.scaling_config.virtual_workers))
         if not start.own:
             raise_if_any(damage_problems(start))
-        elif history is not None:
+        if history is not None and (start.own or start.skipped):
             raise_if_any(data_differences(history.identity, identity))
+        if history is not None and start.own:
             # The run started where its first driver did, whatever this call names.
             identity = with_start_of(identity, history.identity)
         choice, place = None, None

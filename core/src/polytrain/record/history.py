@@ -110,6 +110,10 @@ class RunHistory:
     """The lease of the first driver."""
 
     world_size: int = 0
+    divided_for: int = 0
+    """The most workers of the driver that has divided the data: the last that began where the run
+    does, unless batches were left out before, by their places in an earlier division."""
+
     ranking: CheckpointConfig = field(default_factory=CheckpointConfig)
     """How the last driver ranked checkpoints."""
 
@@ -206,6 +210,7 @@ class RunHistory:
                 self.returned = file
             case Launched(step=step, start=start):
                 self.attempts.launched(entry, now_s)
+                self._note_division(entry)
                 self.divergences.launched(step, start)
                 self.returned = self.condition = None
                 self.damage.launched(step)
@@ -263,6 +268,12 @@ class RunHistory:
         self.stop_function = opened.stop_function
         self.succeeded, self.stopped, self.reason = None, None, ""
         self.validation_failure = ""
+
+    def _note_division(self, launched: Launched) -> None:
+        first_step = next(iter(self.attempts)).first_step
+        begins = launched.attempt == 0 and launched.step == first_step
+        if begins and not (self.divided_for and self.divergences.skipped):
+            self.divided_for = self.world_size
 
     def _dropped(self, dropped: CheckpointDropped) -> None:
         made_by = AttemptId(token=dropped.token, attempt=dropped.attempt)

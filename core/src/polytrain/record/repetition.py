@@ -38,9 +38,6 @@ class ReportedHistory(RunHistory):
     identities: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Fencing token of each driver's lease → what it trained the run with."""
 
-    divided_for: int = 0
-    """The most workers of the driver that has divided the data: the last that began at step 0."""
-
     _tensors: Sequence[str] = ()
 
     def take(self, entry: Entry) -> None:
@@ -54,8 +51,6 @@ class ReportedHistory(RunHistory):
             case RunConcluded(token=token):
                 self.identities[token] = self.identity
             case Launched(step=step):
-                if step == 0:
-                    self.divided_for = self.world_size
                 for kept in (self.digests, self.by_survivors):
                     for later in [each for each in kept if each > step]:
                         del kept[later]

@@ -86,7 +86,7 @@ class Run:
         plan = position.get("plan", {})
         tables = self.demand.reads_tables
         return dataset.spec(
-            world_size=self.spec.repeats or self.spec.world_size,
+            world_size=self.spec.repeats or self._divided_for or self.spec.world_size,
             # The first driver of the run decides them, once, unless the user does.
             shards=plan.get("shards"),
             # Small windows of other data may be much slower.
@@ -96,6 +96,11 @@ class Run:
             virtual_workers=self.spec.scaling_config.virtual_workers,
             only_tables=tables and self.spec.train_loop_per_worker is None,
         )
+
+    @property
+    def _divided_for(self) -> int:
+        """Number of workers for which data are divided in which batches are left out; else 0."""
+        return self.past.divided_for if self.past is not None and self.start.skipped else 0
 
     @property
     def info(self) -> RunInfo:
