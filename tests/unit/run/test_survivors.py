@@ -251,6 +251,33 @@ def test_a_rank_whose_host_is_lost_meanwhile_is_not_asked() -> None:
     assert [each.reason for each in run.entries] == ["rank 0: in a step"]
 
 
+def test_the_next_is_asked_at_once_if_the_agent_of_the_one_that_writes_is_lost() -> None:
+    run = Run()
+    run.keep()
+    run.lose()
+    for each in (read(0, 7), read(1, 7, alive=False), read(2, 7)):
+        run.survivors.take(each)
+    run.survivors.lost(0)
+    assert run.last()[1] == (2,)
+    # What it had sent before comes too late.
+    run.survivors.take(StateUnwritten(attempt=0, rank=0, reason="in a step"))
+    assert run.last()[1] == (2,)
+
+
+def test_a_rank_that_hangs_is_asked_last() -> None:
+    """Its process may be stopped, and the others would have no time left."""
+    run = Run()
+    run.keep()
+    run.lose(FailureKind.HANG)
+    for each in (read(0, 7), read(1, 8), read(2, 7)):
+        run.survivors.take(each)
+    order = [run.last()[1]]
+    for rank in (0, 2):
+        run.survivors.take(StateUnwritten(attempt=0, rank=rank, reason="in a step"))
+        order.append(run.last()[1])
+    assert order == [(0,), (2,), (1,)]
+
+
 def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

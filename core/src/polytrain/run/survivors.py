@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
@@ -65,13 +65,16 @@ def newest_point(kept: Mapping[int, KeptRead]) -> int | None:
     return newest if newest >= 0 else None
 
 
-def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
+def in_order(kept: Mapping[int, KeptRead], hung: Collection[int | None] = ()) -> list[int]:
     """Return the ranks whose processes live, in the order in which to ask them for the state.
 
     A rank that is ahead had all gradients of its last step. Rank 0's state is whole by itself.
+
+    Args:
+        hung: ranks that may not answer in the time that all have together. They come last.
     """
     living = [rank for rank, read in kept.items() if read.is_alive and _point(read) >= 0]
-    return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
+    return sorted(living, key=lambda rank: (rank in hung, -_point(kept[rank]), rank))
 
 
 def _is_trusted(ending: Ending) -> bool:
@@ -126,6 +129,12 @@ class Survivors:
     _left: list[int] = field(default_factory=list)
     """The ranks to ask next."""
 
+    _asked: int | None = None
+    """The rank that is asked for the state, and hasn't answered."""
+
+    _hung: frozenset[int | None] = frozenset()
+    """The ranks whose hang has ended the attempt."""
+
     _refused: dict[int, str] = field(default_factory=dict)
     _why_unanswered: str = ""
     """Why no survivor has written a state, though some were asked; empty if one has."""
@@ -163,7 +172,8 @@ class Survivors:
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._wait_until(None)
         self._written, self._why_unanswered = None, ""
-        self._sacrificed = None
+        self._sacrificed = self._asked = None
+        self._hung = frozenset()
         for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
         self.copies = RankCopies(self.group, attempt=attempt, sends=Sends(world_size))
@@ -189,6 +199,9 @@ class Survivors:
                 self._say_why_not(state)
             return False
         self._begin(number, _LIMIT_S)
+        self._hung = frozenset(
+            failure.rank for failure in ending.failures if failure.kind is FailureKind.HANG
+        )
         self.group.call(ReadKept(attempt=self._attempt))
         for rank in ending.lost_agents:
             self.lost(rank)
@@ -269,15 +282,14 @@ class Survivors:
             case StateWritten() if self._is_asking:
                 self._written = event
                 self._end()
-            case StateUnwritten(rank=rank, reason=reason) if self._is_asking:
-                self._refused[rank] = reason
-                self._ask_next()
+            case StateUnwritten(rank=rank, reason=reason) if rank == self._asked:
+                self._refuses(rank, reason)
 
     def _know(self, read: KeptRead) -> None:
         """Note a rank's small states, and ask for the whole state once all ranks' are known."""
         self._kept[read.rank] = read
         if len(self._kept) == self._world_size:
-            self._left = in_order(self._kept)
+            self._left = in_order(self._kept, self._hung)
             settles_s = _LIMIT_S + self._size / _BYTES_PER_S
             self._settle_until = min(time.monotonic() + settles_s, self._latest)
             self._wait_until(self._settle_until + _WRITE_S)
@@ -292,6 +304,8 @@ class Survivors:
             self._know_nothing_of(rank)
         elif rank in self._left:
             self._left.remove(rank)
+        elif rank == self._asked:
+            self._refuses(rank, "its agent is lost")
 
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
@@ -345,6 +359,10 @@ class Survivors:
     def _refusals(self) -> str:
         return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(self._refused.items()))
 
+    def _refuses(self, rank: int, why: str) -> None:
+        self._refused[rank] = why
+        self._ask_next()
+
     def _ask_next(self) -> None:
         point = newest_point(self._kept)
         if point is None or not self._left:
@@ -360,7 +378,8 @@ class Survivors:
             settles_s=max(0.0, (self._settle_until - now) * 0.9),
             limit_s=max(0.0, (until - now) * 0.9),
         )
-        self.group.call(call, (self._left.pop(0),))
+        self._asked = self._left.pop(0)
+        self.group.call(call, (self._asked,))
 
     def committed(self, written: StateWritten) -> None:
         """Note that a survivor's state is a checkpoint."""
@@ -415,5 +434,6 @@ class Survivors:
         self.deadlines.set(Deadline.SURVIVORS, limit)
 
     def _end(self) -> None:
+        self._asked = None
         self._wait_until(None)
         self.group.call(Kill(attempt=self._attempt))

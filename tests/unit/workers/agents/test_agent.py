@@ -277,13 +277,13 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
     with_agent(spec, test)
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("limit_s", [0.0, 0.05, 60.0], ids=["late", "in time", "it ends"])
 def test_a_state_that_is_not_written_is_reported_once(
-    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, is_late: bool
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, limit_s: float
 ) -> None:
-    """The process says why, and the time for its answer ends."""
+    """The process says why, and the time for its answer ends; or the process does."""
     monkeypatch.setattr(KeptEnd, "opened", Mock())
-    limit_s = 0.0 if is_late else 0.05
+    is_late, ends = limit_s == 0, limit_s == 60
 
     async def test(agent: Agent) -> None:
         await launch(agent)
@@ -295,6 +295,11 @@ def test_a_state_that_is_not_written_is_reported_once(
                 attempt=0, checkpoint=7, point=1, kept={}, settles_s=limit_s, limit_s=limit_s
             )
         )
+        if ends:
+            agent.process_ended(0, "killed by SIGKILL", killed=False)
+            unwritten = await received(agent, StateUnwritten)
+            assert unwritten.reason == "its process has ended: killed by SIGKILL"
+            return
         over = asyncio.Event()
         asyncio.get_running_loop().call_later(limit_s, over.set)
         if is_late:

@@ -500,6 +500,9 @@ class Agent:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
+        if self._asked is not None and self._asked.attempt == worker.attempt:
+            # Another survivor may have the time that is left.
+            self.not_written(self._asked.checkpoint, f"its process has ended: {how}")
         self._take_copies(worker)
         ended_at = min(now, worker.child.ended_at or now)
         conclude = self._conclude(worker, how, killed, ended_at)
