@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.links import FailedLink
 from polytrain.workers.driver.worker_pool import WorkerPool
 
-NOBODY = frozenset[str]()
+NOBODY: dict[str, float] = {}
 NO_RANK = frozenset[int]()
 
 
@@ -338,7 +339,7 @@ def test_a_run_takes_a_node_that_is_back_instead_of_waiting_for_one_that_is_lost
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
 
-    def lose(name: str, avoid: frozenset[str] = NOBODY) -> None:
+    def lose(name: str, avoid: dict[str, float] = NOBODY) -> None:
         cluster.silence(pool, name, node_may_return=True)
         pool.place(avoid=avoid, without=NO_RANK)
         cluster.settle(pool)
@@ -346,7 +347,7 @@ def test_a_run_takes_a_node_that_is_back_instead_of_waiting_for_one_that_is_lost
     for name in ("b", "c"):
         lose(name)
         cluster.answer(pool, name)
-    back = frozenset({"b"})
+    back = {"b": math.inf}
     lose("b", avoid=back)
     cluster.answer(pool, "b")
     assert cluster.sizes() == [2, 2, 2, 2]
@@ -450,6 +451,48 @@ def test_a_running_run_does_not_grow_onto_a_node_that_does_not_see_the_storage(
     assert list(cluster.waiting.values()) == [frozenset("b")]
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_node_that_was_rejected_is_not_tried_again_while_others_may_have_room(
+    least: int,
+) -> None:
+    """It costs a run its next placement only if no other node has any."""
+    cluster = FakeCluster(a=2)
+    pool = cluster.pool((least, 3))
+    begin(pool, cluster)
+    cluster.nodes["b"] = 1
+    [waiting] = cluster.waiting
+    cluster.arrive(pool, waiting, "b", unusable="b doesn't see it")
+    cluster.lose(pool, pool.ranked[1])
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert set(cluster.waiting.values()) == {frozenset("b")}
+    if least == 2:
+        cluster.others["a"] = 1
+        cluster.now = 10.0
+        pool.look_at_the_clock()
+        cluster.arrive(pool, next(iter(cluster.waiting)), "b", unusable="b doesn't see it")
+        assert cluster.failures() == ["b doesn't see it"]
+
+
+def test_a_run_with_enough_agents_does_not_end_by_a_node_that_it_can_not_use() -> None:
+    cluster = FakeCluster(a=3)
+    pool = cluster.pool((1, 3))
+    begin(pool, cluster)
+    cluster.lose(pool, pool.ranked[2])
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    late = next(iter(cluster.waiting))
+    for rank in (0, 1):
+        cluster.lose(pool, pool.ranked[rank])
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    first, second, third = [late, *(each for each in cluster.waiting if each is not late)]
+    cluster.arrive(pool, first, "a")
+    cluster.arrive(pool, second, "b", unusable="b doesn't see it")
+    assert cluster.failures() == []
+    cluster.arrive(pool, third, "a")
+    cluster.now += 1
+    pool.look_at_the_clock()
+    assert cluster.sizes()[-1] == 2
+
+
 def test_a_node_with_other_versions_is_named_once_before_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -492,7 +535,7 @@ def test_workers_leave_the_nodes_that_they_should() -> None:
     pool = cluster.pool(2)
     begin(pool, cluster)
     before = list(pool.ranked)
-    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert set(cluster.dismissed) == set(before)
     cluster.settle(pool)
     assert nodes(pool) == ["b", "b"]
@@ -509,7 +552,7 @@ def test_workers_stay_where_they_are_if_no_other_node_holds_them(
     begin(pool, cluster)
     before = list(pool.ranked)
     with caplog.at_level(logging.WARNING):
-        pool.place(avoid=frozenset("a"), without=NO_RANK)
+        pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert cluster.sizes() == [2, 2]
     assert pool.ranked == before
     assert "no others can hold the workers" in caplog.text
@@ -522,7 +565,7 @@ def test_the_room_of_a_node_that_went_as_it_had_said_is_used_where_it_is_held_no
     begin(pool, cluster)
     cluster.lose_node(pool, "b")
     cluster.nodes["c"] = 1
-    pool.place(avoid=frozenset("b"), without=NO_RANK)
+    pool.place(avoid={"b": math.inf}, without=NO_RANK)
     cluster.settle(pool)
     assert cluster.sizes() == [2, 2]
     assert nodes(pool) == ["a", "c"]
@@ -673,7 +716,7 @@ def test_workers_return_if_the_nodes_that_seemed_to_have_room_have_none(
     cluster.nodes["b"] = 2
     # Somebody else uses it.
     cluster.others["b"] = 2
-    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid={"a": math.inf}, without=NO_RANK)
     cluster.settle(pool)
     assert cluster.sizes() == [2]
     cluster.now = 10.0
@@ -688,11 +731,30 @@ def test_an_elastic_run_leaves_a_node_if_its_least_number_finds_room_elsewhere()
     cluster = FakeCluster(a=2, b=1)
     pool = cluster.pool((1, 3))
     begin(pool, cluster)
-    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert cluster.sizes() == [3, 1]
     assert nodes(pool) == ["b"]
     cluster.settle(pool)
     assert cluster.growths() == []
+
+
+@pytest.mark.parametrize(("num_workers", "standby"), [((1, 2), 0), (1, 1)])
+def test_a_node_is_used_again_after_its_cool_down(
+    num_workers: int | tuple[int, int], standby: int
+) -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(num_workers, standby=standby)
+    begin(pool, cluster)
+    pool.place(avoid={"b": 600.0}, without=NO_RANK)
+    assert len(pool.here) == 1
+    for now, there in ((599.0, 1), (600.0, 2)):
+        assert pool.deadline == 600.0
+        cluster.now = now
+        pool.look_at_the_clock()
+        cluster.settle(pool)
+        assert len(pool.here) == there
+    assert len(cluster.growths()) == 1 - standby
+    assert pool.deadline is None
 
 
 def test_who_arrives_late_on_a_node_to_be_left_is_sent_on() -> None:
@@ -701,11 +763,11 @@ def test_who_arrives_late_on_a_node_to_be_left_is_sent_on() -> None:
     begin(pool, cluster)
     late = next(iter(cluster.waiting))
     cluster.nodes.update(a=3, b=3)
-    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid={"a": math.inf}, without=NO_RANK)
     cluster.arrive(pool, late, "a")
     cluster.settle(pool)
     assert late in cluster.dismissed
-    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert nodes(pool) == ["b", "b", "b"]
 
 

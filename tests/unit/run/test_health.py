@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.run.play import Play, exited, placed
@@ -27,10 +29,14 @@ def test_a_node_is_left_out_while_two_of_its_losses_are_recent(
     for node in "abc":
         recent = [loss for loss in losses if loss.node == node and now - loss.at < cooldown_s]
         assert (node in out) == (len(recent) >= 2)
+    for node, until in out.items():
+        just_before = math.nextafter(until, 0) - 1e-6
+        assert node in avoided(losses, cooldown_s=cooldown_s, now=max(now, just_before))
+        assert node not in avoided(losses, cooldown_s=cooldown_s, now=until + 1e-6)
 
 
 def test_no_cool_down_leaves_no_node_out() -> None:
-    assert avoided([Loss(node="a", at=5.0)] * 5, cooldown_s=0.0, now=5.0) == frozenset()
+    assert avoided([Loss(node="a", at=5.0)] * 5, cooldown_s=0.0, now=5.0) == {}
 
 
 def lose(state: State, rank: int, *, now: float) -> tuple[State, tuple[object, ...]]:
@@ -60,7 +66,7 @@ def test_a_run_leaves_a_node_at_its_second_loss_there_and_returns_after_the_cool
     state, actions = lose(state, 0, now=110.0)
     assert actions[-1] == Launch(attempt=2)
     state, actions = lose(state, 1, now=159.0)
-    assert actions[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert actions[-1] == AcquireWorkers(avoid={"node-1": 160.0})
     state = step(state, placed(2, per_node=1), now=160.0).state
     state, actions = lose(state, 0, now=1000.0)
     assert actions[-1] == Launch(attempt=4)
@@ -81,5 +87,5 @@ def test_a_node_that_computes_wrongly_is_left_at_once_and_for_good() -> None:
     for rank in range(3):
         transition = step(state, exited(rank, 0, killed=True), now=100.0)
         state = transition.state
-    assert transition.actions[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
-    assert avoided(state.losses, cooldown_s=60.0, now=1e6) == frozenset({"node-1"})
+    assert transition.actions[-1] == AcquireWorkers(avoid={"node-1": math.inf})
+    assert avoided(state.losses, cooldown_s=60.0, now=1e6) == {"node-1": math.inf}

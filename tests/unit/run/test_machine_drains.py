@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -91,10 +92,10 @@ def test_a_resize_goes_on_with_as_many_as_are_placed_and_charges_nothing(size: i
 
 def test_a_move_avoids_the_nodes_that_go_from_then_on() -> None:
     play = Play(4, max_failures=1).launched().training().tell(MOVE, drained(), *killed(4))
-    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert play.latest[-1] == AcquireWorkers(avoid={"node-1": math.inf})
     play.tell(AgentsPlaced(nodes=("node-0",) * 4)).training()
     play.tell(AgentLost(rank=2, reason="gone"), *killed(2, 1), exited(3, 1, killed=True))
-    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert play.latest[-1] == AcquireWorkers(avoid={"node-1": math.inf})
 
 
 @pytest.mark.parametrize("phase", ["gathering", "training"])
@@ -111,7 +112,7 @@ def test_nodes_without_a_worker_of_the_run_may_go(phase: str) -> None:
     assert not any(isinstance(action, DrainAttempt) for action in play.actions)
     # They get no worker later either.
     play.tell(RESIZE, drained(), *killed(4))
-    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-7", "node-8"}))
+    assert play.latest[-1] == AcquireWorkers(avoid={"node-7": math.inf, "node-8": math.inf})
 
 
 def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() -> None:
@@ -120,7 +121,7 @@ def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() 
     play.launched().training()
     assert told_of({"node-1": [2, 3]}, deadline_ms=None) in play.actions
     play.tell(drained(), *killed(4))
-    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert play.latest[-1] == AcquireWorkers(avoid={"node-1": math.inf})
 
 
 def test_workers_that_must_stay_on_nodes_that_go_are_not_moved_again_and_again() -> None:
@@ -196,7 +197,7 @@ def test_a_resize_that_becomes_a_move_is_both() -> None:
     replaced = wanted(Purpose.MOVE, "node-0", ranks=frozenset({3}))
     play = Play(4).launched().training().tell(RESIZE, MOVE, replaced, drained(), *killed(4))
     assert play.latest[-1] == AcquireWorkers(
-        avoid=frozenset({"node-0", "node-1"}), without=frozenset({3})
+        avoid={"node-0": math.inf, "node-1": math.inf}, without=frozenset({3})
     )
 
 
@@ -212,7 +213,7 @@ def test_a_failure_before_the_last_checkpoint_is_a_failure(drain: DrainWanted) -
         assert play.conclusion().stopped
     else:
         # What was wanted is done all the same.
-        assert play.latest[-1] == AcquireWorkers(avoid=drain.nodes)
+        assert play.latest[-1] == AcquireWorkers(avoid=dict.fromkeys(drain.nodes, math.inf))
 
 
 def test_a_failure_that_is_one_too_many_while_the_run_is_to_stop_leaves_it_stopped() -> None:
@@ -268,7 +269,7 @@ def test_an_agent_that_is_lost_with_a_node_that_was_to_go_is_free() -> None:
     assert isinstance(ended, EndAttempt)
     assert ended.root is not None
     assert ended.root.kind is FailureKind.PREEMPTED
-    assert place == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert place == AcquireWorkers(avoid={"node-1": math.inf})
 
 
 def test_an_agent_that_is_lost_on_another_node_meanwhile_is_not() -> None:

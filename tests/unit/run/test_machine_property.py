@@ -8,7 +8,7 @@ next report. Everything else is left to chance.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -224,7 +224,7 @@ class SimulatedGroup:
                 assert self.concluded is None, "the run is over twice"
                 self.concluded = action
 
-    def _place(self, avoid: frozenset[str]) -> None:
+    def _place(self, avoid: Mapping[str, float]) -> None:
         assert not self.workers, "a worker of an earlier attempt is alive"
         self.world_size = self._sizes.popleft() if len(self._sizes) > 1 else self._sizes[0]
         self.agents = set(range(self.world_size))

@@ -6,7 +6,8 @@ That is: which to request, how long to wait, when to fail, and which nodes to av
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -225,7 +226,7 @@ class PlacementPolicy:
         return coming > 0 and self.scaling.min_workers <= up < size
 
     def departure(
-        self, agents: Mapping[int, str], avoid: frozenset[str], living: Nodes
+        self, agents: Mapping[int, str], avoid: Collection[str], living: Nodes
     ) -> Departure:
         """Decide which agents leave the nodes to avoid: none if other nodes can't hold the workers.
 
@@ -236,7 +237,7 @@ class PlacementPolicy:
         others = [resources for node, resources in living.items() if node not in avoid]
         capacity = worker_capacity(others, self.scaling.resources).workers
         if not leaving or capacity >= self.scaling.min_workers:
-            return Departure(leaving=leaving, avoided=avoid)
+            return Departure(leaving=leaving, avoided=frozenset(avoid))
         agents_stay = numbered(len(leaving), "agent", "stay")
         reason = f"{agents_stay} on nodes that are to be left: no others can hold the workers"
         return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
@@ -359,13 +360,20 @@ class Loss:
     """Whether its node gets no workers any more, however long it is ago."""
 
 
-def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozenset[str]:
-    """Return the nodes that get no workers at this time.
+def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> dict[str, float]:
+    """Return the nodes that get no workers at this time, and the time from which they do again.
 
     Args:
         cooldown_s: seconds for which a loss counts.
         now: seconds on the clock of the losses.
     """
-    recent = Counter(loss.node for loss in losses if now - loss.at < cooldown_s)
-    often = {node for node, count in recent.items() if count >= _EXCLUDING_LOSSES}
-    return frozenset(often | {loss.node for loss in losses if loss.is_last})
+    recent: dict[str, list[float]] = defaultdict(list)
+    for loss in losses:
+        if now - loss.at < cooldown_s:
+            recent[loss.node].append(loss.at)
+    often = {
+        node: sorted(times)[-_EXCLUDING_LOSSES] + cooldown_s
+        for node, times in recent.items()
+        if len(times) >= _EXCLUDING_LOSSES
+    }
+    return often | {loss.node: math.inf for loss in losses if loss.is_last}

@@ -10,6 +10,8 @@ end, to resize, move or stop, the attempt makes a checkpoint.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rpds import HashTrieMap
@@ -484,7 +486,7 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         concluded = _concluded_failed(state, shown, decision.reason)
         return replace(concluded, actions=(ended, *concluded.actions))
     avoid = _nodes_to_avoid(state, now)
-    if ending.lost_agents or state.drain is not None or avoid.intersection(state.nodes):
+    if ending.lost_agents or state.drain is not None or not avoid.keys().isdisjoint(state.nodes):
         return _placed_anew(state, ended, avoid)
     state = replace(state, attempt=state.attempt + 1)
     after = _launched(state, reason=decision.reason, now=now)
@@ -506,7 +508,7 @@ def _stopped(state: State, drain: DrainWanted, ended: EndAttempt) -> Transition:
     return replace(stopped, actions=(replace(ended, reason=drain.reason), *stopped.actions))
 
 
-def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Transition:
+def _placed_anew(state: State, ended: EndAttempt, avoid: Mapping[str, float]) -> Transition:
     """Acquire agents for the next attempt."""
     without = frozenset[int]() if state.drain is None else state.drain.ranks
     return Transition(
@@ -516,6 +518,7 @@ def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Tran
     )
 
 
-def _nodes_to_avoid(state: State, now: float) -> frozenset[str]:
+def _nodes_to_avoid(state: State, now: float) -> dict[str, float]:
     cooldown_s = state.policy.config.node_cooldown_s
-    return state.leaving_nodes | avoided(state.losses, cooldown_s=cooldown_s, now=now)
+    leaving = dict.fromkeys(state.leaving_nodes, math.inf)
+    return avoided(state.losses, cooldown_s=cooldown_s, now=now) | leaving

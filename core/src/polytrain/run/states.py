@@ -6,7 +6,7 @@ doesn't grow with the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,8 +207,8 @@ class State:
 class AcquireWorkers:
     """Acquire an agent for every rank of the next attempt."""
 
-    avoid: frozenset[str] = frozenset()
-    """Nodes to avoid, if others can hold the workers."""
+    avoid: Mapping[str, float] = field(default_factory=dict)
+    """Nodes to avoid, if others can hold the workers → the time from which they may get some."""
 
     without: frozenset[int] = frozenset()
     """Ranks of the last attempt whose agents must be replaced."""

@@ -113,7 +113,7 @@ class AgentGroup:
         name = zygote_name(self._zygote_spec.name, self._node_id)
         return replace(self._zygote_spec, name=name)
 
-    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+    def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         self._pool.place(avoid=avoid, without=without)
         self._pool_deadline = self._pool.deadline
 

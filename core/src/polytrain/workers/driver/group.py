@@ -65,13 +65,14 @@ class WorkerGroup(Protocol):
     def members(self) -> tuple[Member, ...]:
         """The members of the world, in rank order; known after `AgentsPlaced`."""
 
-    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+    def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Acquire an agent for every rank of the next attempt.
 
         Leads to `AgentsPlaced` or `PlacementFailed`.
 
         Args:
-            avoid: nodes to avoid, if other nodes can hold the workers.
+            avoid: nodes to avoid, if other nodes can hold the workers → the monotonic time from
+                which they may get some again.
             without: ranks of the last attempt whose agents must be replaced.
         """
 

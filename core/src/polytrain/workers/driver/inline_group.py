@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -120,7 +120,7 @@ class InlineGroup:
         here = NodeAddress(node_id="", host=THIS_MACHINE)
         return members([here], cpus=self._cpus, gpus=0, ports=self._ports)
 
-    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+    def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         self._pending.append(AgentsPlaced(nodes=("",)))
 
     def launch(self, order: LaunchOrder) -> None:

@@ -131,7 +131,12 @@ class WorkerPool:
         self._why_failed: str | None = None
         """The reason that workers can't start, once known."""
 
-        self._avoided: frozenset[str] = frozenset()
+        self._avoided: dict[str, float] = {}
+        """Nodes that get no agents → the time from which they may get some again."""
+
+        self._rejected: set[str] = set()
+        """Nodes that the run can't use."""
+
         self._lost_nodes = LostNodes(living=cluster.living_nodes, clock=clock)
         self._bundles = RunBundles(self._policy, launcher.bundles)
         self._compared: set[str] = set()
@@ -161,7 +166,7 @@ class WorkerPool:
         """Return the number of these agents; asked after each arrival."""
         return len(self._ranks) + len(self._spares)
 
-    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+    def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
         self._losses = 0
@@ -185,7 +190,9 @@ class WorkerPool:
         placing = self._placing
         if placing is None:
             since = self._growing_since
-            return None if since is None else since + STARTING_S
+            growth_at = math.inf if since is None else since + STARTING_S
+            at = min([growth_at, *self._avoided.values()])
+            return at if at < math.inf else None
         if placing.settled_at is not None:
             return placing.settled_at
         looks = (placing.look_at, placing.give_up_at, placing.verdict_at)
@@ -240,11 +247,12 @@ class WorkerPool:
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
         self._dismiss(agent_handle)
-        if self._placing is not None:
+        if self._placing is not None and not (self.ranked and self._up >= self._sizes.least):
             self._fail(reason)
             return
         logger.warning("No worker is placed on a node: %s.", reason)
-        self._avoided |= {agent_handle.place.node_id}
+        self._rejected.add(agent_handle.place.node_id)
+        self._avoided[agent_handle.place.node_id] = math.inf
         self._ask_for_more()
 
     def lost(self, gone: Gone) -> AgentLost | None:
@@ -303,6 +311,7 @@ class WorkerPool:
         if placing is None:
             if self._growing_since is not None and now >= self._growing_since + STARTING_S:
                 self._grow()
+            self._use_again(now)
             return
         if placing.settled_at is not None and now >= placing.settled_at:
             placing.settled_at = None
@@ -464,7 +473,7 @@ class WorkerPool:
         others = self._ask_in_bundles(is_placing=self._placing is not None)
         if others > 0:
             lost = self._lost_nodes.taken_for_alive() - self._lost_nodes.silent
-            avoid = self._avoided | lost | self._nodes_without_standby()
+            avoid = self._nodes_without_standby().union(self._avoided, lost)
             for _ in range(others):
                 self._coming[self._launcher.ask(avoid=avoid)] = None
 
@@ -497,7 +506,7 @@ class WorkerPool:
 
     def _free_bundles(self) -> list[int]:
         """Return the reserved bundles without an agent, those first that may get one soonest."""
-        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        avoided = self._avoided.keys() & self._cluster.living_nodes() if self._avoided else ()
         lost = self._lost_nodes.taken_for_alive()
         return self._bundles.free(self._taken, avoided=avoided, lost=lost)
 
@@ -520,7 +529,7 @@ class WorkerPool:
         moved = self._bundles.move(
             self._taken - waiting,
             lost=lost,
-            avoided=self._avoided.intersection(self._cluster.living_nodes()),
+            avoided=frozenset(self._avoided).intersection(self._cluster.living_nodes()),
             may_return=self._lost_nodes.silent,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
@@ -546,14 +555,15 @@ class WorkerPool:
         lost = self._lost_nodes.recent()
         self._dismiss_all(each for each in agent_handles if each.place.node_id in lost)
 
-    def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
+    def _leave(self, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
+        avoid = {**avoid, **dict.fromkeys(self._rejected, math.inf)}
         nodes = {agent_handle.number: agent_handle.place.node_id for agent_handle in self.here}
-        living = self._cluster.living_nodes() if avoid.intersection(nodes.values()) else {}
+        living = {} if avoid.keys().isdisjoint(nodes.values()) else self._cluster.living_nodes()
         departure = self._policy.departure(nodes, avoid, living)
         if departure.reason:
             logger.warning("%s.", departure.reason)
-        self._avoided = departure.avoided
+        self._avoided = {node: avoid[node] for node in departure.avoided}
         leaving = [each for each in self.here if each.number in departure.leaving]
         replaceable = sum(each.number not in departure.leaving for each in self._spares)
         replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
@@ -562,9 +572,18 @@ class WorkerPool:
     def _avoid_no_more(self) -> None:
         """Accept any node again: the other nodes have no room after all."""
         if self._avoided:
-            self._avoided = frozenset()
+            self._avoided.clear()
             self.dismiss_those_to_come()
             self._ask_again(self._bundles.move_back())
+
+    def _use_again(self, now: float) -> None:
+        """Request agents also on nodes that were to be avoided until now."""
+        again = [node for node, until in self._avoided.items() if now >= until]
+        for node in again:
+            del self._avoided[node]
+        if again:
+            self.dismiss_those_to_come()
+            self._ask_for_more()
 
     def _dismiss_all(self, agent_handles: Iterable[AgentHandle]) -> None:
         for agent_handle in [*agent_handles]:
