@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -29,7 +31,9 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
     async def run() -> None:
         others = set(psutil.Process().children())
         arrived: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
-        host = AgentHost(spec, b"job", HERE, {}, tell=lambda *mail: arrived.put_nowait(mail))
+        host = AgentHost(
+            spec, b"job", HERE, {}, tell=lambda *mail: arrived.put_nowait(mail), is_driver=True
+        )
         for number in (0, 1):
             host.start([number])
             assert isinstance((await arrived.get())[1][0], AgentReady)
@@ -39,7 +43,10 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
         # What agents on other hosts still send it is no reason to say anything.
         with pytest.raises(ConnectionError):
             await host.keep(0, anything)
-        await host.end_all()
+        with monkeypatch.context() as limited:
+            refused = RuntimeError("can't start new thread")
+            limited.setattr(threading.Thread, "start", Mock(side_effect=refused))
+            await host.end_all()
         # It has been waited for.
         assert not zygote.is_running()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -125,11 +127,13 @@ def test_a_pool_that_is_interrupted_leaves_nothing() -> None:
     assert children_of_kept() == []
 
 
-def test_a_zygote_that_dies_is_noticed_and_followed_by_another() -> None:
+def test_a_zygote_that_dies_is_noticed_and_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
     (first,) = kept_processes()
-    with forked_pool(ENTRY, [], {}) as processes:
+    with monkeypatch.context() as limited, forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
         sent(processes)
         os.kill(first, signal.SIGKILL)
@@ -139,6 +143,10 @@ def test_a_zygote_that_dies_is_noticed_and_followed_by_another() -> None:
         # The next one has another zygote.
         processes.start(1, ["hello"])
         assert sent(processes).number == 1
+        # The pool waits for its end without a thread too.
+        refused = RuntimeError("can't start new thread")
+        limited.setattr(threading.Thread, "start", Mock(side_effect=refused))
+    assert kept_processes() == set()
     with forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
         sent(processes)

@@ -23,6 +23,7 @@ from polytrain.workers.agents.calls import AgentCall, AgentEvent, RankAssignment
 from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.agents.sent_copies import Neighbour, Piece, Whole
+from polytrain.workers.processes.loop_thread import in_daemon_thread
 from polytrain.workers.processes.zygote_connection import has_ended
 from polytrain.workers.session.job import JobMemory
 
@@ -147,7 +148,7 @@ class AgentHost:
         await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
         self._job_memory.close()
         for zygote in self._zygotes:
-            if not await asyncio.to_thread(has_ended, zygote):
+            if not await in_daemon_thread(has_ended, zygote, else_here=True):
                 logger.warning("The zygote, process %d, is still in use, or hangs", zygote.pid)
 
     async def _serve(self, number: int, agent: Agent) -> None:

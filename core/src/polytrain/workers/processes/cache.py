@@ -110,7 +110,10 @@ def keep(zygote: KeptZygote) -> None:
     with _lock:
         _kept.append(_Kept(zygote=zygote, timer=timer))
         oldest = _kept[0].zygote if len(_kept) > _KEPT_AT_MOST else None
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # the system refuses the thread, and nothing else ends the zygote in time
+        oldest = zygote
     if oldest is not None:
         _let_go_of(oldest)
 

@@ -19,7 +19,7 @@ from polytrain.linux.processes import kill_session
 from polytrain.workers.processes.cache import keep, kept_or_new_zygote
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.child import Child
-from polytrain.workers.processes.loop_thread import LoopThread
+from polytrain.workers.processes.loop_thread import LoopThread, in_daemon_thread
 from polytrain.workers.processes.zygote_client import ZygoteClient
 from polytrain.workers.processes.zygote_connection import ZygoteSpec, has_ended, zygote_name
 
@@ -230,9 +230,9 @@ class ProcessPool:
             for number in list(self._children):
                 self._end(number, "is still there after SIGKILL")
             zygote = self._zygotes.close()
-        if zygote is not None and not await asyncio.to_thread(has_ended, zygote):
+        if zygote is not None and not await in_daemon_thread(has_ended, zygote, else_here=True):
             zygote.kill()
-            await asyncio.to_thread(has_ended, zygote)
+            await in_daemon_thread(has_ended, zygote, else_here=True)
 
 
 @contextmanager
