@@ -132,6 +132,5 @@ def end(run: Controller, action: EndAttempt) -> None:
         succeeded=False,
         planned=root is None,
         reason=reason if root is None else f"{root} ({reason})",
-        restarts=run.journal.history.ledger.restarts,
         failures=action.failures,
     )

@@ -42,17 +42,11 @@ from polytrain.events.output import BarMoved, Output
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import StopRule
-from polytrain.record.entries import (
-    CodeContent,
-    RunConcluded,
-)
+from polytrain.record.entries import CodeContent, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.attempts import end, launch
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import (
-    CheckpointCoordinator,
-    lease_lost,
-)
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.health_monitor import HealthMonitor
@@ -385,12 +379,7 @@ class Controller:
                 end(self, action)
             case Conclude():
                 if action.succeeded and action.stopped is None:
-                    self.publisher.attempt_ended(
-                        succeeded=True,
-                        planned=True,
-                        reason=action.reason,
-                        restarts=self.journal.history.ledger.restarts,
-                    )
+                    self.publisher.attempt_ended(succeeded=True, planned=True, reason=action.reason)
                 self._conclusion = action
             case _:
                 assert_never(action)

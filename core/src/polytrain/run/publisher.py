@@ -114,7 +114,6 @@ class Publisher:
         succeeded: bool,
         planned: bool,
         reason: str,
-        restarts: int,
         failures: tuple[Failure, ...] = (),
     ) -> None:
         """Publish that the attempt has ended; the arguments are those of `Outcome`."""
@@ -122,7 +121,7 @@ class Publisher:
             succeeded=succeeded,
             planned=planned,
             reason=reason,
-            restarts=restarts,
+            restarts=self.journal.history.ledger.restarts,
             failures=self.failure_infos(failures),
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)

@@ -493,29 +493,23 @@ class RayAgentLauncher:
 
     async def _listen(self, host: _Host) -> None:
         """Pass on the mail of a host's agents until the host is gone, and report their loss."""
-        error: RayError | None = None
-        silence = None
+        kind, reason, is_early = FailureKind.AGENT_LOST, "its agent has ended", False
         try:
             host.place = await host.actor.place.remote()
             silence = await self._mail_until_silence(host, host.place)
-        except RayError as raised:
-            error = raised
-        if host.is_replaced:
-            return
-        if error is not None:
+            if silence is not None:
+                kind, is_early = FailureKind.NODE_LOST, True
+                reason = f"its node {host.place.host} is silent: {silence}"
+        except RayError as error:
             kind, reason = await asyncio.to_thread(
                 why_gone, error, host.place, self.spec.runtime_env
             )
-            is_early = kind is FailureKind.NODE_LOST and not await self._is_known_dead(host.place)
+            is_early = kind is FailureKind.NODE_LOST and await self._seems_alive(host.place)
             if isinstance(error, ActorUnavailableError):
                 # Kill it in case it lives: nothing listens to it now.
                 ray.kill(host.actor)
-        elif silence is not None and host.place is not None:
-            kind = FailureKind.NODE_LOST
-            reason = f"its node {host.place.host} is silent: {silence}"
-            is_early = True
-        else:
-            kind, reason, is_early = FailureKind.AGENT_LOST, "its agent has ended", False
+        if host.is_replaced:
+            return
         may_return = False
         if is_early and host.place is not None:
             node = host.place.node_id
@@ -527,11 +521,11 @@ class RayAgentLauncher:
                 self._loop.submit(self._await_return(host, node))
         self._lose(host, kind, reason, node_may_return=may_return)
 
-    async def _is_known_dead(self, place: NodeAddress | None) -> bool:
-        """Return whether Ray has noticed that a node is dead."""
+    async def _seems_alive(self, place: NodeAddress | None) -> bool:
+        """Return whether Ray hasn't noticed that an agent's node is dead."""
         if place is None:
-            return False
-        return await asyncio.to_thread(death_of_node, place.node_id) is not None
+            return True
+        return await asyncio.to_thread(death_of_node, place.node_id) is None
 
     async def _mail_until_silence(self, host: _Host, place: NodeAddress) -> str | None:
         """Pass on mail until the host ends; return None, or what its node didn't answer."""
