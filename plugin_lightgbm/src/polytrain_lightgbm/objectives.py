@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.boosting.problems import needed_by_objective
+from polytrain.boosting.problems import is_at_least, needed_by_objective
 from polytrain_lightgbm.parameters import value
 from polytrain_plugins import Problem, unknown_name
 
@@ -72,7 +72,7 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
         known = {*_NAMES, *_METRICS}
         yield from unknown_name("params['metric']", metric.lower(), known, "LightGBM's metrics")
     known_as = objective_of(params)
-    if known_as in MULTICLASS and not _is_several(value(params, "num_class")):
+    if known_as in MULTICLASS and not is_at_least(value(params, "num_class"), 2):
         yield needed_by_objective(
             str(objective), "params['num_class']", "Give the number of classes, 2 or more"
         )
@@ -84,7 +84,7 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
 
 def has_several_outputs(params: Mapping[str, Any]) -> bool:
     """Return whether the objective gives each row several scores: one for each class."""
-    return objective_of(params) in MULTICLASS or _is_several(value(params, "num_class"))
+    return objective_of(params) in MULTICLASS or is_at_least(value(params, "num_class"), 2)
 
 
 def _metrics(given: Any) -> Iterable[str]:
@@ -94,10 +94,3 @@ def _metrics(given: Any) -> Iterable[str]:
     if not isinstance(given, Iterable):
         return []
     return [each for each in given if isinstance(each, str) and each]
-
-
-def _is_several(count: Any) -> bool:
-    try:
-        return int(count) > 1
-    except (TypeError, ValueError):
-        return False

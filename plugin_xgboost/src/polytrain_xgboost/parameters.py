@@ -12,6 +12,7 @@ from polytrain.boosting.problems import (
     SHARE,
     Parameters,
     Range,
+    is_at_least,
     listed,
     needed_by_objective,
     parameter_problem,
@@ -191,7 +192,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 f"{strategy!r} with {objective!r} gives NaN on several workers",
                 "Leave it out, or use one worker",
             )
-    if objective.startswith("multi:") and not _is_count(params.get("num_class")):
+    if objective.startswith("multi:") and not is_at_least(params.get("num_class"), 1):
         yield needed_by_objective(objective, "params['num_class']", "Give the number of classes")
     if objective == "reg:quantileerror" and "quantile_alpha" not in params:
         yield needed_by_objective(
@@ -228,7 +229,7 @@ def is_true(params: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def number_of_outputs(params: Mapping[str, Any]) -> int:
     """Return how many scores the objective gives each row: one for each class or quantile."""
-    if _is_count(params.get("num_class")):
+    if is_at_least(params.get("num_class"), 1):
         return int(params["num_class"])
     if params.get("objective") != "reg:quantileerror":
         return 1
@@ -297,13 +298,6 @@ def query_problems(params: Mapping[str, Any], qid: str | None) -> Iterator[Probl
     objective = str(params.get("objective"))
     if objective.startswith("rank:") and qid is None:
         yield needed_by_objective(objective, "qid", "Name the column with each row's query")
-
-
-def _is_count(value: Any) -> bool:
-    try:
-        return int(value) > 0
-    except (TypeError, ValueError):
-        return False
 
 
 def device_for(params: Mapping[str, Any], gpus: int) -> dict[str, Any]:

@@ -302,6 +302,14 @@ class Range:
                     return
 
 
+def is_at_least(value: Any, least: int) -> bool:
+    """Return whether a parameter is a number of at least this, also as text."""
+    try:
+        return int(value) >= least
+    except (TypeError, ValueError):
+        return False
+
+
 def _exact(number: float) -> str:
     return f"{int(number):,}" if number == int(number) else f"{number:g}"
 
