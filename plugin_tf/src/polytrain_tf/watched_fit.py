@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -54,20 +54,12 @@ def fit_watched(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
-            if hasattr(given[name], "polytrain_is_taken"):
-                raise ValueError(
-                    f"{name}: take(…) of a shard's batches is for looking at them. Pass "
-                    f"shard.to_tf(…) itself, and {steps} for fewer batches."
-                )
+        _check_not_taken(given)
         shard = getattr(given["x"], "polytrain_shard", None)
         if unfit is not None and (not is_alone or _is_under_way(given["x"])):
             raise unfit
         if not is_alone:
-            _check_scope(given["self"], strategy)
-            _check_loss_scaling(given["self"])
-            _check_steps(given["self"])
-            _check_adapted(given["self"], strategy)
+            _check_model(given["self"], strategy)
             if has_shards() and any(map(_is_split, (given["x"], given["validation_data"]))):
                 _warn_of_splitting()
             for name in ("x", "validation_data"):
@@ -142,45 +134,41 @@ class _Used(keras.callbacks.Callback):
             self._seen = batch + 1
 
 
-def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raise an error unless all workers train this model together.
+def _check_not_taken(given: Mapping[str, Any]) -> None:
+    """Raise an error if a fit would train on, or validate with, some batches of a shard only."""
+    for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
+        if hasattr(given[name], "polytrain_is_taken"):
+            raise ValueError(
+                f"{name}: take(…) of a shard's batches is for looking at them. Pass "
+                f"shard.to_tf(…) itself, and {steps} for fewer batches."
+            )
+
+
+def _check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise an error unless several workers can train this model together.
 
     Raises:
-        ValueError: the model was built outside the strategy's scope.
+        ValueError: it was built outside the strategy's scope, its optimizer may skip a step that
+            other workers take, a call of its train function isn't one step of the optimizer, or
+            workers have adapted a layer to different rows.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
             "The model was built outside the scope of the run's strategy: every worker would train "
             "its own model. Build and compile it in `with polytrain_tf.strategy().scope():`."
         )
-
-
-def _check_loss_scaling(model: Any) -> None:
-    """Raise an error if some workers could skip a step that others take.
-
-    Raises:
-        ValueError: the model's optimizer skips steps with infinite gradients.
-    """
-    if isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer):
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "mixed_float16: its LossScaleOptimizer skips a step on each worker whose gradients "
             "overflow, and the other workers wait forever. Use the policy 'mixed_bfloat16', which "
             "doesn't scale the loss."
         )
-
-
-def _check_steps(model: Any) -> None:
-    """Raise an error unless each call of the model's train function is one optimizer step.
-
-    Raises:
-        ValueError: a call has several steps, or gradients are accumulated over steps.
-    """
     if model.steps_per_execution > 1:
         raise ValueError(
             f"steps_per_execution={model.steps_per_execution}: Keras can't take several steps per "
             "call on several TensorFlow workers. Leave it out of compile(…)."
         )
-    optimizer = getattr(model, "optimizer", None)
     steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if steps is not None:
         raise ValueError(
@@ -188,14 +176,7 @@ def _check_steps(model: Any) -> None:
             "accumulate gradients on several TensorFlow workers. Leave it out, and use larger "
             "batches: those of all workers make a step together."
         )
-
-
-def _check_adapted(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raise an error if workers have called a layer's `adapt` with different rows.
-
-    Raises:
-        ValueError: a layer's statistics or vocabulary differ between workers.
-    """
+    # A layer's statistics or vocabulary, which its `adapt` has computed from rows.
     digests = adapted_digests(model)
     if digests:
         sums = summing(strategy)(list(digests.values()))

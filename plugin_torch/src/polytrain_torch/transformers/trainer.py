@@ -110,32 +110,22 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         nonlocal is_resumed, is_first_call
-        reports.call = calls.next()
-        reports.batches_per_epoch = epoch_of(trainer.train_dataset)
         keep_all_batches("Transformers finds its place in an epoch by the number of steps")
-        checkpoint = get_checkpoint()
-        is_resumed = False
-        reports.resumes_from = reports.files = reports.best = None
-        reports.is_whole = wraps_in_ddp(trainer.accelerator)
-        events.are_repeated = is_first_call and get_context().get_attempt() > 0
+        files = reports._begin_call(trainer)
+        is_resumed = files is not None and made_by(files) is not None
+        if files is not None:
+            resume_from_checkpoint = str(files)
+            if is_resumed:
+                _restore_callbacks(trainer, files)
+        is_restart = is_first_call and get_context().get_attempt() > 0
+        events.are_repeated = files is not None or is_restart
         is_first_call = False
-        if checkpoint is not None:
-            directory = Path(checkpoint.path)
-            files = _files_of(directory)
-            if is_resumed_from(files, reports.call, trainer):
-                reports.resumes_from, reports.files = directory, files
-                resume_from_checkpoint = str(files)
-                reports.best = restore_best(files, trainer.args, files_in=reports.CHECKPOINT_NAME)
-                is_resumed = made_by(files) is not None
-                if is_resumed:
-                    _restore_callbacks(trainer, files)
-                events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
                 # DDP will broadcast this model's buffers: the trainer keeps the unwrapped model.
                 models_in_ddp.add(trainer.model)
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
-        with _no_second_start(trainer.args, reports.files):
+        with _no_second_start(trainer.args, files):
             result = own_train(resume_from_checkpoint, *args, **options)
         agree_on_call("the end of train()")
         return result
@@ -213,6 +203,21 @@ class ReportCallback(TrainerCallback):
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
+
+    def _begin_call(self, trainer: Trainer) -> Path | None:
+        """Note the next call of `train()`; return the files that it resumes from, if any."""
+        self.call = calls.next()
+        self.batches_per_epoch = epoch_of(trainer.train_dataset)
+        self.is_whole = wraps_in_ddp(trainer.accelerator)
+        self.resumes_from = self.files = self.best = None
+        checkpoint = get_checkpoint()
+        if checkpoint is not None:
+            directory = Path(checkpoint.path)
+            files = _files_of(directory)
+            if is_resumed_from(files, self.call, trainer):
+                self.resumes_from, self.files = directory, files
+                self.best = restore_best(files, trainer.args, files_in=self.CHECKPOINT_NAME)
+        return self.files
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Load this rank's own states, after the trainer has loaded rank 0's."""
