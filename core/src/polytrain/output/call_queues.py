@@ -325,7 +325,7 @@ class GuardedCalls:
 
 
 class _AtOnce(CallQueue):
-    """Makes each call before `give` returns, without a thread."""
+    """Makes each call before `submit` returns, without a thread."""
 
     def __init__(self, around: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__("", left_out=lambda count: None)

@@ -334,7 +334,7 @@ class ExactnessChecked(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBlock(Entry):
-    """Many reports of one rank that follow one another: `report_lines` reads and writes them."""
+    """Many reports of one rank that follow one another: `record.lines` reads and writes them."""
 
     rank: Ranks = 0
     n: Count

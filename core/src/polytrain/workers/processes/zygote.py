@@ -24,7 +24,7 @@ If the system refuses a process or file descriptor, only that request fails.
 On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
 new ones take time and memory. If modules keep that one from forking safely, it ends, and another
 imports the rest. Once that is done, it forks the
-processes of this entry that clients request here (`preloaded`). It ends with this zygote, or on
+processes of this entry that clients request here (`Preloaded`). It ends with this zygote, or on
 "reset", because the next run may need other modules.
 """
 
