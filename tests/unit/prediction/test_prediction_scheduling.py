@@ -78,6 +78,14 @@ def test_a_lost_workers_unit_is_resumed_after_what_it_had_predicted() -> None:
     assert workers.replaced == [0]
 
 
+def test_a_worker_that_is_lost_while_it_has_nothing_to_do_gets_no_rows() -> None:
+    fates: list[Event] = [Lost(worker=0, reason="killed by SIGKILL")]
+    workers = Played(2, lambda worker, part: fates.pop() if fates else None)
+    workers._events.append(Lost(worker=1, reason="killed by SIGKILL"))
+    assert [part.number for part in predicted_parts(workers, UNITS[:1])] == [0]
+    assert workers.replaced == [0]
+
+
 def test_rows_that_kill_every_worker_end_it() -> None:
     workers = Played(2, lambda worker, part: Lost(worker=worker, reason="killed by SIGKILL"))
     with pytest.raises(PredictionFailedError, match=r"3 workers were lost .*rows 0 to 9.*SIGKILL"):

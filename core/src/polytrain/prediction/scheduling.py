@@ -96,6 +96,9 @@ def predicted_parts(workers: Workers, work: Sequence[Unit]) -> Iterator[Predicte
                 yield part
             case Raised(error=error):
                 raise error
+            case Lost(worker=worker) if worker in idle:
+                # No rows wait, and those of a lost worker get another one.
+                idle.remove(worker)
             case Lost(worker=worker, reason=reason):
                 unit = given.pop(worker, ())
                 # A worker without a unit was lost while it loaded the model.
