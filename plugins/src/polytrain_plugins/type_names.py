@@ -29,7 +29,12 @@ def a_type(value: Any) -> str:
 
 def quoted(value: Any) -> str:
     """Return a value as one writes it, if that is a short line; otherwise what it is."""
-    text = repr(value)
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:
+        return f"a whole number of more than {_LONGEST} digits"
+    try:
+        text = repr(value)
+    except Exception:  # a user's own may raise anything, and Python writes no thousands of digits
+        return a_type(value)
     if isinstance(value, str) and len(text) > _LONGEST:
         return f"{text[:_LONGEST]}…"
     is_written = len(text) <= _LONGEST and text.isprintable() and not text.startswith("<")

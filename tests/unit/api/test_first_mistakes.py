@@ -84,6 +84,10 @@ def make(backend: Any = "reference", function: Any = train, **arguments: Any) ->
             "dataset_config: it is a dict of options, not DataConfigs by the data sets' names. "
             "Pass DataConfig(shuffle=…)",
         ),
+        (
+            {"run_config": RunConfig(stop={"loss": -(10**5000)})},
+            "RunConfig.stop['loss']: a whole number of more than 80 digits is not a limit. Give a",
+        ),
         ({"datasets": {"train": None}}, "datasets['train']: None is not a data set. Pass a path"),
         (
             {"restore_from": Result(path="/runs/run", checkpoint=Checkpoint("/runs/run/c"))},

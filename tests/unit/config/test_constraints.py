@@ -18,12 +18,13 @@ from polytrain.config.configs import (
     ScalingConfig,
 )
 from polytrain.config.constraints import field_problems
+from polytrain_plugins.type_names import quoted
 
 CONFIGS = (ScalingConfig(), RunConfig(), FailureConfig(), CheckpointConfig(), DataConfig())
 
 WRONG: dict[str, list[Any]] = {
-    "Seconds": [-1, True, "10", math.nan, math.inf, 1e12, 10**400, [1]],
-    "Whole": [-(2**70), 1.5, True, "3", math.inf],
+    "Seconds": [-1, True, "10", math.nan, math.inf, 1e12, 10**400, -(10**5000), [1]],
+    "Whole": [-(2**70), 10**5000, 1.5, True, "3", math.inf],
     "bool": [2, -1, 1.0, "no", "yes"],
     "choice": ["nonsense", 1, b"PACK"],
 }
@@ -31,12 +32,12 @@ WRONG: dict[str, list[Any]] = {
 OWN_RULES = ("Checked", "Entries", "Function")
 
 BY_FIELD: dict[str, tuple[list[Any], str]] = {
-    "CheckpointConfig.memory": ([0, True, 1.5, "always"], 'Give 1 or more, "auto"'),
-    "ScalingConfig.num_workers": ([-1, 1.5, (2, 1), [1, 2], "2"], "Give "),
-    "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"gpu": 1}], ""),
+    "CheckpointConfig.memory": ([0, 10**400, True, 1.5, "always"], 'Give 1 or more, "auto"'),
+    "ScalingConfig.num_workers": ([-1, 10**400, 1.5, (2, 1), (1, 10**5000), [1, 2], "2"], "Give "),
+    "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"CPU": math.nan}, {"a": 10**400}, {"gpu": 1}], ""),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
     "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
-    "RunConfig.storage_path": (["", "a\0b", Path("a\0b"), 5], ""),
+    "RunConfig.storage_path": (["", "a\0b", Path("a\0b"), "~nobody-of-this-name/runs", 5], ""),
     "RunConfig.ports": (
         [True, 2.5, (30000, 30100), "", "30000-", "30000:30100", 80, "1000-2000", "60000-70000"],
         "Give ",
@@ -45,7 +46,7 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
         [5, "", "eth1,ens5", "10.1.0.3", "10.1.0.3/16", "fd00::/8", "a name"],
         "Give the name",
     ),
-    "FailureConfig.divergence": ([5, "", [], [5], {"loss": 1}, {"loss": True}, int], "Give "),
+    "FailureConfig.divergence": ([5, "", [], [5], {"loss": 1}, {"loss": 10**400}, {"loss": True}, int], "Give "),
     "FailureConfig.on_rollback": ([5, "lower"], "Pass a function"),
     "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
     "DataConfig.columns": (["x", 5], ""),
@@ -82,7 +83,7 @@ def test_a_field_takes_its_own_values_alone(config: Any, name: str, kind: str) -
     for wrong in WRONG[kind]:
         [problem] = field_problems(replace(config, **{name: wrong}))
         assert problem.field == f"{type(config).__name__}.{name}"
-        assert repr(wrong) in problem.what
+        assert quoted(wrong) in problem.what
         assert problem.remedy.startswith("Give ")
 
 

@@ -7,8 +7,8 @@ stated beside the type, and then decides alone: `Annotated[int, Whole(...)]`,
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -71,9 +71,9 @@ class Seconds:
             yield f"{quoted(value)} is not a number of seconds", remedy
         elif value > MOST_SECONDS:
             limits = f"{at_least} and at most {MOST_SECONDS:g}"
-            yield f"{value!r} is too long", f"Give a number of seconds, {limits}{or_none}"
+            yield f"{quoted(value)} is too long", f"Give a number of seconds, {limits}{or_none}"
         elif value < self.least or (self.above and value == self.least):
-            yield f"{value!r} is too short", remedy
+            yield f"{quoted(value)} is too short", remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +252,9 @@ _SHOWN_OF_NAME = 80
 _RAYS = ("CPU", "GPU", "TPU", "HPU", "NPU", "neuron_cores", "memory")
 """Resources that Ray has by itself; others have the names that the cluster's owner gives them."""
 
+_MOST_RESOURCES = 2.0**63
+"""Of any resource: bytes of memory are the smallest unit."""
+
 _FOLDED = {name.casefold().replace("_", "").rstrip("s"): name for name in _RAYS}
 
 
@@ -276,7 +279,7 @@ def worker_count(count: Any) -> Iterator[Wrong]:
 def resource_amounts(given: Mapping[Any, Any]) -> Iterator[Wrong]:
     """Yield what is wrong with the resources of a worker."""
     for name, amount in given.items():
-        if not isinstance(amount, int | float) or amount < 0:
+        if not isinstance(amount, int | float) or not 0 <= amount <= _MOST_RESOURCES:
             yield (
                 f"{quoted(amount)} is not an amount of {name!r}",
                 'Give a number, 0 or more, for example {"CPU": 2}',
@@ -334,6 +337,8 @@ def path_or_address(given: Any) -> Iterator[Wrong]:
             f"{str(given)!r} holds a NUL character, which no file's path can",
             "Give a path or an address without it",
         )
+    elif str(given).startswith("~") and os.path.expanduser(given).startswith("~"):
+        yield f"{str(given)!r} is below a home directory that isn't known", "Give its whole path"
 
 
 def metric_name(name: Any) -> Iterator[Wrong]:
@@ -358,7 +363,7 @@ def divergence_rules(given: Any) -> Iterator[Wrong]:
         names: list[Any] = list(given)
         for name, times in given.items():
             is_number = isinstance(times, int | float) and not isinstance(times, bool)
-            if not is_number or not 1 < times < math.inf:
+            if not is_number or not 1 < times <= sys.float_info.max:
                 yield (
                     f"{name!r}: {quoted(times)} is not a multiple of a metric's usual value",
                     'Give a number above 1, for example {"loss": 4}',

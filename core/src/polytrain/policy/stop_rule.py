@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -191,7 +192,7 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
         if matched is None:
             raise ValueError(f"{quoted(given)} is not a limit")
         comparison, value = matched[1], _number(matched[2])  # type: ignore[assignment]  # by the pattern
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{quoted(given)} is not a limit")
     return Limit(metric=name, comparison=comparison, value=value)
 

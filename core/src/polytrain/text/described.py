@@ -54,8 +54,9 @@ def with_plain_fields(given: AnyDataclass) -> AnyDataclass:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether it is a whole number, of any library; True and False don't count."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Return whether it is a whole number of 64 bits, of any library; True and False don't count."""
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_number and -(2**63) <= value < 2**63
 
 
 LONGEST = 6000
