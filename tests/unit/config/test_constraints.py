@@ -34,7 +34,10 @@ OWN_RULES = ("Checked", "Entries", "Function")
 BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "CheckpointConfig.memory": ([0, 10**400, True, 1.5, "always"], 'Give 1 or more, "auto"'),
     "ScalingConfig.num_workers": ([-1, 10**400, 1.5, (2, 1), (1, 10**5000), [1, 2], "2"], "Give "),
-    "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"CPU": math.nan}, {"a": 10**400}, {"gpu": 1}], ""),
+    "ScalingConfig.resources_per_worker": (
+        [5, {"CPU": -1}, {"CPU": math.nan}, {"a": 10**400}, {"gpu": 1}],
+        "",
+    ),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
     "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
     "RunConfig.storage_path": (["", "a\0b", Path("a\0b"), "~nobody-of-this-name/runs", 5], ""),
@@ -46,7 +49,10 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
         [5, "", "eth1,ens5", "10.1.0.3", "10.1.0.3/16", "fd00::/8", "a name"],
         "Give the name",
     ),
-    "FailureConfig.divergence": ([5, "", [], [5], {"loss": 1}, {"loss": 10**400}, {"loss": True}, int], "Give "),
+    "FailureConfig.divergence": (
+        [5, "", [], [5], {"loss": 1}, {"loss": 10**400}, {"loss": True}, int],
+        "Give ",
+    ),
     "FailureConfig.on_rollback": ([5, "lower"], "Pass a function"),
     "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
     "DataConfig.columns": (["x", 5], ""),

@@ -741,6 +741,20 @@ def test_an_empty_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         assert "The path '' is empty" in capsys.readouterr().err
 
 
+def test_a_path_that_nothing_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "~nobody-of-this-name/run"]) == 2
+    assert "a home directory that isn't known" in capsys.readouterr().err
+    assert main(["runs", "n" * 300]) == 1
+    assert "can't be read: [Errno 36] File name too long" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    for arguments in (["show", "run"], ["runs", "."], ["run", "train.py"]):
+        assert main(arguments) == 2
+        assert "the working directory was deleted. Change to" in capsys.readouterr().err
+
+
 def test_an_unknown_scheme_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "s4://bucket/run"]) == 1
     assert capsys.readouterr().err.count("s4://bucket/run") == 1
@@ -822,6 +836,10 @@ def test_a_job_in_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = ["run", "--set", storage, file, "--set=run_config.failure_config.max_failures=0"]
     assert main([*again, "--set", "run_config.name=again"]) == 1
     assert "the disk is away" in capsys.readouterr().err
+    held = Location.of(tmp_path / "again").open()
+    with leased(held, held):
+        assert main([*again, "--set", "run_config.name=again"]) == 1
+    assert capsys.readouterr().err.startswith("Error: The run in")
 
 
 def test_a_trainer_of_a_module_is_run(
@@ -839,6 +857,8 @@ def test_a_trainer_of_a_module_is_run(
         (["missing.py"], "there is no file 'missing.py'"),
         (["missing.toml"], "There is no file missing.toml"),
         (["nowhere:trainer"], "No module named 'nowhere'"),
+        (["tests.unit.view.broken_module:trainer"], "broken_module can't be imported.\nTraceback"),
+        (["tests.unit.view.test_cli:fail_always"], "fail_always raises an exception.\nTraceback"),
         (["json:dumps"], "json:dumps"),
         (["tests.unit.view.test_cli:JOB"], "is a str. Name a Trainer"),
         (["tests.unit.view.test_cli:report_once"], "is a training function. Name a Trainer"),
@@ -854,7 +874,9 @@ def test_a_run_that_is_wrong_is_not_begun(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert str(Path(polytrain.__file__).parent) not in said
 
 
 def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:

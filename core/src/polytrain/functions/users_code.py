@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import sysconfig
+import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
@@ -174,17 +175,23 @@ def user_frames_only(function: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-def _of_user(traceback: TracebackType | None) -> TracebackType | None:
+def users_traceback(error: BaseException) -> str:
+    """Return what Python prints of an exception, without polytrain's frames before the user's."""
+    frames = _of_user(error.__traceback__)
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _of_user(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the user's frames and those of the libraries that they call."""
     kept: list[TracebackType] = []
     is_users = False
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
         # Libraries that polytrain calls are as little the user's as polytrain is.
         is_users = not file.startswith(_OURS) and (is_users or not is_library(file))
         if is_users:
-            kept.append(traceback)
-        traceback = traceback.tb_next
+            kept.append(frames)
+        frames = frames.tb_next
     shown = None
     for entry in reversed(kept):
         shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

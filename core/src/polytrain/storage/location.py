@@ -72,7 +72,7 @@ class Location:
             # Arrow's local file system follows links; `LocalStorage` doesn't.
             filesystem = None
         if filesystem is None and not is_address(text):
-            text = str(Path(local_path(text)).expanduser().absolute())
+            text = _absolute(Path(local_path(text)).expanduser())
         # An address without a bucket stays one.
         scheme, mark, path = text.rpartition("://")
         address = f"{scheme}{mark}{path.rstrip('/')}" or "/"
@@ -145,6 +145,16 @@ class Location:
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
         return arrow_filesystem(found.filesystem), found.path
+
+
+def _absolute(path: Path) -> str:
+    try:
+        return str(path.absolute())
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"The path {str(path)!r} is relative, and the working directory was deleted. Change to "
+            "a directory that exists, or give an absolute path"
+        ) from error
 
 
 def local_path(place: str) -> str:

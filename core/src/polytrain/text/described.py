@@ -54,7 +54,7 @@ def with_plain_fields(given: AnyDataclass) -> AnyDataclass:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether it is a whole number of 64 bits, of any library; True and False don't count."""
+    """Return whether it is a whole number of 64 bits, of any library, and no truth value."""
     is_number = isinstance(value, Integral) and not isinstance(value, bool)
     return is_number and -(2**63) <= value < 2**63
 

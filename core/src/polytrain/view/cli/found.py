@@ -101,7 +101,7 @@ def named_run(name: str) -> PresentRun:
         NotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.storage.location import Location, is_address
+    from polytrain.storage.location import is_address
 
     if not name.strip():
         raise click.UsageError("RUN is empty. Give a run's name, directory or address.")
@@ -109,7 +109,7 @@ def named_run(name: str) -> PresentRun:
     if not is_address(name) and os.sep not in name and name not in (".", ".."):
         places.append(f"{DEFAULT_STORAGE}/{name}")
     for place in places:
-        found = read_run(Location.of(place, retry_s=0))
+        found = read_run(storage_at(place, "RUN"))
         if found is not None:
             return found
     raise NotFound(_not_found(places))
@@ -140,6 +140,14 @@ def storage_at(place: str, argument: str) -> Location:
         return Location.of(place, retry_s=0)
     except ValueError as error:
         raise click.UsageError(f"{argument}: {error}") from error
+
+
+def file_at(place: str, argument: str) -> Path:
+    """Return the path of a file or a directory that the command line names."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:  # below the home directory of nobody
+        raise click.UsageError(f"{argument}: {place}: {error}") from error
 
 
 def _not_found(places: Sequence[str]) -> str:

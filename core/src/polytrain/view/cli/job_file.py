@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from polytrain.config.configs import (
     ScalingConfig,
 )
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.functions.users_code import users_traceback
 from polytrain.view.cli.found import Refused
 from polytrain_plugins.close_names import close_to, did_you_mean
 
@@ -93,7 +95,11 @@ def imported(path: Any) -> Any:
         raise JobFileError(f"{path!r} names a file: give its module, {meant}")
     try:
         found: Any = import_module(module)
-    except ModuleNotFoundError as error:
+    except Exception as error:  # whatever the module raises while it is imported
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(
+            f"{error.name}."
+        ):
+            raise JobFileError(f"{module} can't be imported.\n{users_traceback(error)}") from error
         beside = [file.stem for file in Path().glob("*.py")]
         meant = did_you_mean(module, beside) or "Modules in the working directory are found, too"
         raise JobFileError(f"{path!r}: {error}. {meant}".strip()) from error
@@ -108,6 +114,11 @@ def imported(path: Any) -> Any:
 @contextmanager
 def modules_beside_you() -> Iterator[None]:
     """Find modules in the working directory, as `python -m` does, also in worker processes."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        what = "the working directory was deleted. Change to a directory that exists"
+        raise Refused(what) from error
     before = list(sys.path)
     sys.path.insert(0, "")
     try:

@@ -32,7 +32,8 @@ def command(run: str, rank: int | None, follow: bool) -> None:
     while True:
         is_running = follow and is_active()
         for path in logs_of(found, rank):
-            written = found.location.open().read(path)
+            with readable(found.location):
+                written = found.location.open().read(path)
             prefix = "" if rank is not None else f"({_label(path)}) "
             # A line that isn't finished yet is printed with its rest.
             end = written.rfind(b"\n") + 1 if is_running else len(written)

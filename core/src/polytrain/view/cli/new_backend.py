@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.view.cli.found import Refused
+from polytrain.view.cli.found import Refused, file_at
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -34,7 +34,7 @@ def command(name: str, into: str | None) -> None:
 
     It fits a linear model. Change it step by step into yours: its README says how.
     """
-    directory = Path(into or name).expanduser()
+    directory = file_at(into or name, "--into" if into else "NAME")
     problem = _problem_of_name(name) or _problem_of_directory(directory)
     if problem is not None:
         raise Refused(problem)

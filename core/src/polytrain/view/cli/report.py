@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from polytrain.output.echo import echo
 from polytrain.output.line_layout import columns, cut, padded, printable
-from polytrain.view.cli.found import as_json, named_run, print_json, readable, run_argument
+from polytrain.view.cli.found import (
+    as_json,
+    file_at,
+    named_run,
+    print_json,
+    readable,
+    run_argument,
+)
 
 if TYPE_CHECKING:
     from polytrain.view.page.comparison import Comparison, Difference
@@ -61,7 +67,7 @@ def _write_file(name: str, text: str, *, quiet: bool) -> None:
     Raises:
         click.ClickException: it can't be written.
     """
-    path = Path(name).expanduser()
+    path = file_at(name, "--output")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -62,7 +62,7 @@ def command(
     module:name       a Trainer, or a function that returns one
     job.toml          the arguments of make_trainer
     """
-    from polytrain import InvalidJobError, TrainingFailedError
+    from polytrain import InvalidJobError, PolytrainError, TrainingFailedError
     from polytrain.view.cli.job_file import modules_beside_you
     from polytrain_plugins import RegistryError
 
@@ -78,6 +78,8 @@ def command(
     except TrainingFailedError as error:
         echo_lines(str(error), err=True)
         return 1
+    except (PolytrainError, OSError) as error:
+        raise click.ClickException(str(error)) from error
     echo(f"{result.path}: {_in_one_line(result)}")
     if result.validation_failure:
         return 1
@@ -190,8 +192,9 @@ def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
 
 
 def _of_module(what: str) -> Trainer:
-    from polytrain import NotInWorkerError, Trainer
+    from polytrain import NotInWorkerError, PolytrainError, Trainer
     from polytrain.config.loop_config import accepts
+    from polytrain.functions.users_code import users_traceback
     from polytrain.view.cli.job_file import imported
     from polytrain_plugins.type_names import a_type
 
@@ -200,6 +203,10 @@ def _of_module(what: str) -> Trainer:
         trainer = found() if inspect.isfunction(found) and accepts(found) else found
     except NotInWorkerError as error:
         raise Refused(f"{what} is a training function. {_NAME_A_TRAINER}") from error
+    except PolytrainError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise Refused(f"{what} raises an exception.\n{users_traceback(error)}") from error
     if not isinstance(trainer, Trainer):
         raise Refused(f"{what} is {a_type(trainer)}. {_NAME_A_TRAINER}")
     return trainer

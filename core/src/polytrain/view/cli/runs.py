@@ -42,12 +42,12 @@ def command(storage: str, as_json: bool) -> None:
     from polytrain_plugins.close_names import did_you_mean_file
 
     location = storage_at(storage, "STORAGE")
-    if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
-        if Path(location.address).exists():
-            raise NotFound(f"{location.address} is a file. Give a directory of runs.")
-        meant = did_you_mean_file(Path(location.address))
-        raise NotFound(f"There is no directory {location.address}. {meant}".strip())
     with readable(location):
+        if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
+            if Path(location.address).exists():
+                raise NotFound(f"{location.address} is a file. Give a directory of runs.")
+            meant = did_you_mean_file(Path(location.address))
+            raise NotFound(f"There is no directory {location.address}. {meant}".strip())
         names = list(_names(location))
     rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
     rows.sort(key=lambda row: row["launched"] or 0.0)
