@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from polytrain.view.page.ending import MOST_REPORTS, NAME, WRITTEN_AFTER_S, writ
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
-    return tmp_path
+    # A directory may have a name that no text in UTF-8 has.
+    run = tmp_path / os.fsdecode(b"run\xff")
+    run.mkdir()
+    (run / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
+    return run
 
 
 def test_a_run_that_took_a_while_gets_a_page(run: Path) -> None:

@@ -114,7 +114,7 @@ def _rendered(
     if is_live:
         scripts.append(_asset("live.js"))
     styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
-    return (
+    text = (
         _environment()
         .get_template(template)
         .render(
@@ -128,6 +128,8 @@ def _rendered(
             **names,
         )
     )
+    # A path may have bytes that aren't UTF-8, which no file of text can hold.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _in_script(data: Mapping[str, Any]) -> str:
