@@ -102,6 +102,17 @@ def test_a_trainers_argument(arguments: dict[str, Any], message: str) -> None:
     assert message in str(problem)
 
 
+def test_a_working_directory_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Result(path="/runs/run", checkpoint=Checkpoint("/runs/run/c"), backend=Reference())
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    for call in (lambda: make(run_config=RunConfig(storage_path=".")), lambda: result.predict("x")):
+        with pytest.raises(InvalidJobError, match="working directory: it was deleted, and"):
+            call()
+
+
 def test_a_column_instead_of_its_name_is_named_by_its_type() -> None:
     with pytest.raises(InvalidJobError, match="a Series is not the name of a metric"):
         make(

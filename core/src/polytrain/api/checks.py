@@ -19,6 +19,7 @@ from polytrain.api.backend_checks import (
 )
 from polytrain.api.cluster_checks import (
     cluster_problems,
+    directory_problems,
     guard_problems,
     label_problems,
     refused_by_ray,
@@ -66,7 +67,9 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         spec: the request. Its backend is None if that lacks options without which it can't be made.
     """
     backend: Backend | None = spec.backend
-    problems = [*guard_problems(), *config_problems(spec.scaling_config, spec.run_config)]
+    if refused := (*guard_problems(), *directory_problems()):
+        return (), refused
+    problems = [*config_problems(spec.scaling_config, spec.run_config)]
     problems += run_config_problems(spec)
     wrong_validation = () if spec.validation_config is None else tuple(validation_problems(spec))
     if wrong_validation:

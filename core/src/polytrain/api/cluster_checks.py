@@ -195,6 +195,18 @@ def guard_problems() -> Iterator[Problem]:
         )
 
 
+def directory_problems() -> Iterator[Problem]:
+    """Yield a problem if this process's working directory is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        yield Problem(
+            field="working directory",
+            what="it was deleted, and other processes start where this one is",
+            remedy="Change to a directory that exists, for example by os.chdir",
+        )
+
+
 def system_problems() -> Iterator[Problem]:
     """Yield required system calls that the kernel or a container's sandbox refuses."""
     for name, attempt in _NEEDED.items():

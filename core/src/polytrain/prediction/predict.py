@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 
 from polytrain.api.backend_checks import installation_problems, raise_if_any
+from polytrain.api.cluster_checks import directory_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
@@ -140,6 +141,7 @@ def _checked(request: PredictionRequest) -> Source:
     Raises:
         InvalidJobError: with all problems.
     """
+    raise_if_any(directory_problems())
     problems = [*_argument_problems(request)]
     of_transform = [*_transform_problems(request)]
     problems += of_transform
