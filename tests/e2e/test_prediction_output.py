@@ -305,6 +305,8 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
         ],
     ),
     "a name for a list": ({"keep": "id"}, ["keep: 'id' is not a list.*keep=\\['id'\\]"]),
+    "a number for a list": ({"keep": 5}, ["keep: 5 is not a list of columns.*keep=\\['id'\\]"]),
+    "a key that is no name": ({"keep": iter([5])}, ["keep: 5 is not the name of a column"]),
     "a key twice": ({"keep": ["id", "id"]}, ["keep: 'id' is there twice"]),
     "a key that collides": (
         {"keep": ["id"], "prediction_column": "id"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from polytrain.functions.function_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.record import PredictionRecord, record_problems
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
+from polytrain_plugins.type_names import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,11 @@ def key_problems(
     keep: Any, columns: Sequence[str], *, prediction_column: Any, has_output: bool
 ) -> Iterator[Problem]:
     """Yield the problems of the key columns."""
-    if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
+    if not isinstance(keep, tuple):
         shown = [keep] if isinstance(keep, str) else list(columns[:1])
         yield Problem(
             field="keep",
-            what=f"{keep!r} is not a list of columns",
+            what=f"{quoted(keep)} is not a list of columns",
             remedy=f"Pass their names: keep={shown!r}",
         )
         return
@@ -77,7 +78,13 @@ def key_problems(
             remedy='Pass output="…" too, or leave it out',
         )
     for number, name in enumerate(keep):
-        if name not in columns:
+        if not isinstance(name, str):
+            yield Problem(
+                field="keep",
+                what=f"{quoted(name)} is not the name of a column",
+                remedy=f"Pass names, such as {columns[0]!r}",
+            )
+        elif name not in columns:
             yield Problem(
                 field="keep",
                 what=f"the data has no column {name!r}",
@@ -157,11 +164,11 @@ class WithKeys:
         return {**kept, **result} if isinstance(result, Mapping) else result
 
 
-def with_keys(transform: Any, keys: Collection[str]) -> Any:
+def with_keys(transform: Any, keys: Any) -> Any:
     """Return a transform whose result has the key columns; None without a transform."""
-    if not callable(transform) or not keys:
+    if not callable(transform) or not keys or not isinstance(keys, tuple):
         return transform
-    return WithKeys(transform=transform, keys=tuple(keys))
+    return WithKeys(transform=transform, keys=keys)
 
 
 def transform_problems(

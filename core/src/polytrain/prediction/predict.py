@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,6 +110,9 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
             f"The {request.backend.name} backend doesn't predict: use result.load_model() and its "
             "own method."
         )
+    keep: Any = request.keep
+    if isinstance(keep, Iterable) and not isinstance(keep, str):
+        request = replace(request, keep=tuple(keep))
     source = _checked(request)
     model = ModelFiles(checkpoint=request.checkpoint)
     with model.directory() as directory:
