@@ -71,6 +71,36 @@ def test_what_several_machines_fail_with_is_refused_in_every_spelling(parameter:
         assert "several machines" in problem.what
 
 
+def test_linear_trees_are_refused_in_every_spelling() -> None:
+    for name in spellings("linear_tree"):
+        for given in (True, "true", "+"):
+            assert "one worker" in problems(params={name: given})[f"params[{name!r}]"].what
+        for given in (False, "False", "-"):
+            assert problems(params={name: given}) == {}
+
+
+def test_switches_are_read_as_lightgbm_reads_them() -> None:
+    off = LightGBM(params={"boost_from_average": "false", "objective": "l1", "reg_sqrt": "false"})
+    assert not off.begins_with_a_score
+    assert off.renews_leaves
+    assert LightGBM(params={"boost_from_average": "TRUE"}).begins_with_a_score
+
+
+@pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])
+def test_percentiles_have_no_constraints(objective: str) -> None:
+    for name in spellings("monotone_constraints"):
+        found = problems(params={"objective": objective, name: [1, 0]})
+        assert objective in found["params['monotone_constraints']"].what
+    assert problems(params={"objective": "huber", "monotone_constraints": [1, 0]}) == {}
+
+
+@pytest.mark.parametrize("parameter", ["feature_contri", "max_bin_by_feature"])
+def test_what_is_said_of_each_feature_has_an_entry_for_each(parameter: str) -> None:
+    for name in spellings(parameter):
+        assert "3 entries for 2" in problems(params={name: [2, 2, 2]})[f"params[{name!r}]"].what
+        assert problems(params={name: [2, 2]}) == {}
+
+
 @pytest.mark.parametrize(
     "parameter",
     [

@@ -19,8 +19,10 @@ from polytrain_lightgbm.objectives import (
     objective_problems,
 )
 from polytrain_lightgbm.parameters import (
+    OF_FEATURES,
     ROW_DRAWS,
     gpu_problems,
+    is_true,
     parallel_params,
     parameter_names,
     parameter_problems,
@@ -68,7 +70,9 @@ class LightGBM(Booster):
     query_option: ClassVar[str] = "group"
     model_option: ClassVar[str] = "init_model"
     forbidden_in_names: ClassVar[str] = FORBIDDEN
-    constraint_params: ClassVar[tuple[str, ...]] = parameter_names("monotone_constraints")
+    constraint_params: ClassVar[tuple[str, ...]] = tuple(
+        name for parameter in OF_FEATURES for name in parameter_names(parameter)
+    )
     preload: ClassVar[tuple[str, ...]] = ("lightgbm", "polytrain_lightgbm.engine")
 
     init_score: Annotated[str | None, COLUMN] = None
@@ -111,7 +115,7 @@ class LightGBM(Booster):
         """Whether LightGBM estimates the initial score of a run without trees."""
         return (
             self.init_score is None
-            and self.params.get("boost_from_average", True)
+            and is_true(self.params, "boost_from_average", default=True)
             and not callable(self.objective)
             and self._boosting != "rf"
         )
@@ -129,8 +133,8 @@ class LightGBM(Booster):
         others = {
             "boosting": self._boosting != "gbdt",
             "data_sample_strategy": self.params.get("data_sample_strategy", "bagging") != "bagging",
-            "reg_sqrt": bool(self.params.get("reg_sqrt")),
-            "use_quantized_grad": bool(self.params.get("use_quantized_grad")),
+            "reg_sqrt": is_true(self.params, "reg_sqrt"),
+            "use_quantized_grad": is_true(self.params, "use_quantized_grad"),
         }
         return next((name for name, is_set in others.items() if is_set), None)
 

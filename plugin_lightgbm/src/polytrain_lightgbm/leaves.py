@@ -79,7 +79,7 @@ class Leaves:
         params = self._booster.params
         names = parameter_names("learning_rate")
         name = next((each for each in names if each in params), "learning_rate")
-        self._rate = {name: params.get(name, 0.1)}
+        self._rate = {name: float(params.get(name, 0.1))}
         return {name: _NO_RATE}
 
     def after_round(self, drawn: Mask | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.boosting.problems import is_at_least, needed_by_objective
+from polytrain.boosting.problems import is_at_least, needed_by_objective, parameter_problem
 from polytrain_lightgbm.parameters import value
 from polytrain_plugins import Problem, unknown_name
 
@@ -72,6 +72,12 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
         known = {*_NAMES, *_METRICS}
         yield from unknown_name("params['metric']", metric.lower(), known, "LightGBM's metrics")
     known_as = objective_of(params)
+    if known_as in PERCENTILES and value(params, "monotone_constraints"):
+        yield parameter_problem(
+            "monotone_constraints",
+            f"LightGBM has none with the objective {objective!r}, whose leaves are percentiles",
+            "Leave one of them out; or use XGBoost, or the objective 'huber'",
+        )
     if known_as in MULTICLASS and not is_at_least(value(params, "num_class"), 2):
         yield needed_by_objective(
             str(objective), "params['num_class']", "Give the number of classes, 2 or more"

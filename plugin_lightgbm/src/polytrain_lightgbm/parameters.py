@@ -65,7 +65,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "lambda_l1": ("reg_alpha", "l1_regularization"),
     "lambda_l2": ("reg_lambda", "lambda", "l2_regularization"),
     "learning_rate": ("shrinkage_rate", "eta"),
+    "linear_tree": ("linear_trees",),
     "max_bin": ("max_bins",),
+    "max_delta_step": ("max_tree_output", "max_leaf_output"),
     "metric": ("metrics", "metric_types"),
     "metric_freq": ("output_freq",),
     "min_data_in_leaf": ("min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"),
@@ -251,6 +253,11 @@ def parameter_names(name: str) -> tuple[str, ...]:
     return (name, *ALIASES.get(name, ()))
 
 
+def own_name(name: str) -> str:
+    """Return the own name of a parameter, which may be given by an alias."""
+    return next((own for own, aliases in ALIASES.items() if name in aliases), name)
+
+
 def _all_names(names: Iterable[str]) -> list[str]:
     return [each for name in names for each in parameter_names(name)]
 
@@ -326,11 +333,9 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             f"there is no file {bins!r}, which LightGBM would ignore",
             "Give the path of a file that every node has",
         )
-    if params.get("linear_tree"):
+    for name in (name for name in parameter_names("linear_tree") if is_true(params, name)):
         yield parameter_problem(
-            "linear_tree",
-            "LightGBM grows linear trees from the rows of one worker alone",
-            "Leave it out",
+            name, "LightGBM grows linear trees from the rows of one worker alone", "Leave it out"
         )
     for parameter, reason in _NOT_IN_PARALLEL.items():
         for name in (name for name in parameter_names(parameter) if params.get(name)):
@@ -338,7 +343,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 name, reason, "Leave it out; or use XGBoost, or a training function"
             )
     for name in (name for name in parameter_names("device_type") if name in params):
-        if params[name] != "cpu":
+        if str(params[name]).lower() != "cpu":
             yield parameter_problem(
                 name,
                 f"{params[name]!r} can't be used: {_GPUS}",
@@ -396,6 +401,11 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """Return a parameter's value, given under any of its names in LightGBM."""
     return next((params[each] for each in parameter_names(name) if each in params), default)
+
+
+def is_true(params: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return whether a parameter is set, as LightGBM reads it from text."""
+    return str(value(params, name, default)).lower() in ("true", "+")
 
 
 def without(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

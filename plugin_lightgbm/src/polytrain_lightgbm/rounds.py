@@ -17,7 +17,7 @@ from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, Rows
-from polytrain_lightgbm.parameters import value
+from polytrain_lightgbm.parameters import is_true, value
 from polytrain_lightgbm.train_metrics import TrainMetrics, plain
 
 
@@ -78,7 +78,7 @@ class RowDraws:
         draw = round_ // int(value(params, "bagging_freq"))
         seed = int(now("bagging_seed", self.options.seed))
         rate = float(now("bagging_fraction", 1))
-        if rows.query_sizes is not None and params.get("bagging_by_query"):
+        if rows.query_sizes is not None and is_true(params, "bagging_by_query"):
             first, count = self.agreement.numbers.first_query, len(rows.query_sizes)
             mask = drawn(rate, seed=seed, round_=draw, first=first, rows=count)
             return np.repeat(mask, rows.query_sizes)
@@ -127,7 +127,7 @@ def _seeds(booster: lightgbm.Booster, options: LightGBM, round_: int) -> dict[st
     if any(float(fraction) != 1 for fraction in fractions):
         seed = given.get("feature_fraction_seed", options.seed)
         found["feature_fraction_seed"] = int(seed) + round_
-    if value(now, "extra_trees", False):
+    if is_true(now, "extra_trees"):
         found["extra_seed"] = int(given.get("extra_seed", options.seed)) + round_
     return found
 
