@@ -308,6 +308,41 @@ def test_a_run_that_had_rounds_left_to_wait_goes_on_with_more_rounds(
     assert model_of(more) == model_of(fit(quiet, table[:3000], 0, num_boost_round=7, **options))
 
 
+class XGBoostStandsStill(xgboost.callback.TrainingCallback):  # type: ignore[misc]  # it is Any here
+    """Sets a rate in the first round, for all that follow."""
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if epoch == 0:
+            model.set_param("learning_rate", 1e-6)
+        return False
+
+
+class LightGBMStandsStill:
+    before_iteration = True
+
+    def __call__(self, env: Any) -> None:
+        if env.iteration == 0:
+            env.model.reset_parameter({"eta": 1e-6})
+
+
+@both
+def test_what_a_callback_has_set_lasts_as_long_as_the_callback(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    stands = {"xgboost": XGBoostStandsStill(), "lightgbm": LightGBMStandsStill()}[backend]
+    first = fit(quiet, table, 0, backend=backend, num_boost_round=1, callbacks=[stands])
+
+    def learnt(callbacks: list[Any]) -> float:
+        more = fit(
+            quiet, table, 0, backend=backend, callbacks=callbacks, restore_from=first.checkpoint
+        )
+        losses = [metrics[f"train-{LOSS[backend]}"] for metrics in (first.metrics, more.metrics)]
+        return losses[0] - losses[1]
+
+    assert learnt([stands]) < 1e-3
+    assert learnt([]) > 0.1
+
+
 @both
 def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: str) -> None:
     given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()

@@ -89,12 +89,23 @@ class DrawsLess(xgboost.callback.TrainingCallback):  # type: ignore[misc]
         return False
 
 
+class GrowsSmallerTrees:
+    """From the third round on, and says so once."""
+
+    before_iteration = True
+
+    def __call__(self, env: Any) -> None:
+        if env.iteration == 2:
+            env.model.reset_parameter({"num_leaf": 6})
+
+
 def rates(backend: str) -> list[Any]:
     if backend == "xgboost":
         return [xgboost.callback.LearningRateScheduler(a_falling_rate), DrawsLess()]
     fewer = {"feature_fraction_bynode": lambda round_: 0.9**round_}
     fewer["bagging_fraction"] = lambda round_: 0.7 * 0.99**round_
-    return [lightgbm.reset_parameter(learning_rate=a_falling_rate, **fewer)]
+    falls = lightgbm.reset_parameter(learning_rate=a_falling_rate, **fewer)
+    return [falls, GrowsSmallerTrees()]
 
 
 def with_objective(backend: str, **params: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ histories = st.builds(
     History,
     rounds=st.lists(st.lists(evaluations, max_size=3), max_size=5),
     best_iteration=st.none() | st.integers(1, 10**6),
+    params=st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False) | st.text(max_size=8)),
     is_over=st.booleans(),
     given_iterations=st.integers(0, 10**6),
 )
@@ -74,7 +75,7 @@ def stopped(rounds: list[list[EvalResult]], patience: int, **params: Any) -> int
     ("params", "best"),
     [
         ({}, 4),
-        ({"first_metric_only": False}, 4),
+        ({"first_metric_only": "false", "early_stopping_min_delta": "0.0"}, 4),
         ({"first_metric_only": True}, None),
         ({"first_metric_only": True, "early_stopping_min_delta": 0.5}, 1),
         ({"early_stopping_min_delta": 0.05}, 1),

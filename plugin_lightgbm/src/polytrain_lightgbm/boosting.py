@@ -22,7 +22,12 @@ from polytrain_lightgbm.first_score import FirstScore, estimated, with_rows_of_u
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.leaves import Leaves
 from polytrain_lightgbm.network import by_itself
-from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
+from polytrain_lightgbm.parameters import (
+    own_name,
+    parallel_params,
+    reported_by_one_machine,
+    value,
+)
 from polytrain_lightgbm.private import begin_record, is_recording, merge
 from polytrain_lightgbm.rounds import RowDraws, check_draws, evaluated, reset_draws
 from polytrain_lightgbm.train_metrics import TrainMetrics
@@ -94,6 +99,7 @@ class Boosting:
             draws.prepare(datasets["train"])
         booster = _booster({**params, **parallel_params(self.machines)}, datasets, model)
         self._reported_params = booster.model_to_string().partition(_PARAMETERS)[2]
+        booster.reset_parameter(self.history.params)
         leaves = None
         if options.renews_leaves:
             leaves = Leaves(booster, model, options, agreement.rows["train"], self.collective)
@@ -144,7 +150,7 @@ class Boosting:
         )
         env = CallbackEnv(
             model=booster,
-            params=dict(options.params),
+            params={**options.params, **history.params},
             iteration=given,
             begin_iteration=given,
             end_iteration=given + total,
@@ -153,7 +159,8 @@ class Boosting:
         first, model = len(history.rounds), booster
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
-            _call(options.callbacks, before, before_iteration=True)
+            with _noting(booster, history.params):
+                _call(options.callbacks, before, before_iteration=True)
             check_draws(booster, options)
             self._update(booster, train, draws, leaves, round_)
             model = booster
@@ -172,7 +179,8 @@ class Boosting:
             if round_ == first:
                 _begin_records(options.callbacks, after)
             try:
-                _call(options.callbacks, after, before_iteration=False)
+                with _noting(booster, history.params):
+                    _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
                 best, is_over = stop.best_iteration + 1 - given, True
             if self.calls_back:
@@ -290,6 +298,21 @@ def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
     yield
     for name, old in zeros.items():
         train.set_field(name, old)
+
+
+@contextmanager
+def _noting(booster: lightgbm.Booster, notes: dict[str, Any]) -> Iterator[None]:
+    """Note the parameters that callbacks set meanwhile, since a saved model lacks them."""
+    before = dict(booster.params)
+    yield
+    changed = {
+        own_name(name): np.asarray(its).tolist()
+        for name, its in booster.params.items()
+        if before.get(name) is not its
+    }
+    notes.update(changed)
+    # The user may have given a parameter by another of its names.
+    booster.params.update(changed)
 
 
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:

@@ -99,6 +99,9 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         ):
             return model
         self._history.best_iteration, self._history.is_over = None, False
+        if not options.callbacks:
+            # Those of another run have set parameters, and this one continues it.
+            self._history.params = {}
         if options.needs_all_rounds:
             self._history = History()
             model = self._begun(None)

@@ -12,6 +12,7 @@ from lightgbm.basic import EvalResult
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.parameters import is_true
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +26,9 @@ class History:
     best_iteration: int | None = None
     """Number of the model's best iteration, from 1, once training has ended."""
 
+    params: dict[str, Any] = field(default_factory=dict)
+    """Parameters that callbacks have set."""
+
     is_over: bool = False
     """Whether a callback has ended training."""
 
@@ -37,6 +41,7 @@ class History:
             {
                 # Only cross-validation has a deviation over folds, which is missing here.
                 "rounds": [[list(result) for result in round_] for round_ in self.rounds],
+                "params": self.params,
                 "best_iteration": self.best_iteration,
                 "is_over": self.is_over,
                 "given_iterations": self.given_iterations,
@@ -65,8 +70,8 @@ class StoppingRule:
         self._rule, self._endless = (
             lightgbm.early_stopping(
                 patience,
-                first_metric_only=bool(params.get("first_metric_only", False)),
-                min_delta=params.get("early_stopping_min_delta", 0.0),
+                first_metric_only=is_true(params, "first_metric_only"),
+                min_delta=float(params.get("early_stopping_min_delta", 0.0)),
                 verbose=False,
             )
             for _ in range(2)

@@ -30,6 +30,7 @@ class KeptRounds:
         return {
             "rounds": self.rounds(model),
             "evaluations": [list(result) for result in self.history.rounds[-1]],
+            "params": dict(self.history.params),
             "best_iteration": self.history.best_iteration,
             "is_over": self.history.is_over,
         }
@@ -47,6 +48,7 @@ class KeptRounds:
                 *self.history.rounds[: round_ - 1],
                 [EvalResult(*result) for result in note["evaluations"]],
             ],
+            params=note["params"],
             best_iteration=note["best_iteration"],
             is_over=note["is_over"],
             given_iterations=self.history.given_iterations,

@@ -91,6 +91,9 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         else:
             history = history_in(session.checkpoint, HISTORY_FILE, option=options.model_option)
             self._history = History.from_json(history)
+            if not options.callbacks:
+                # Those of another run have set parameters, and this one continues it.
+                self._history.params = {}
             model = self.load(session.checkpoint)
             if self._history.has_best and options.early_stopping_rounds is None:
                 forget_best_round(model)
