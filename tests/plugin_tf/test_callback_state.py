@@ -133,22 +133,6 @@ def test_the_best_weights_may_be_of_bfloat16(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(layer.get_weights()[0], "float32"), 2.0)
 
 
-def test_states_of_an_earlier_version_are_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Their keys counted all callbacks: 1 was the first EarlyStopping after another callback."""
-    first, second = early_stopping(), early_stopping()
-    np.savez(tmp_path / "callbacks.npz", **{"1-EarlyStopping/wait": 3})
-    load_callbacks([first, second], tmp_path)
-    assert (first.wait, second.wait) == (0, 0)
-    assert "begin anew" in caplog.text
-    caplog.clear()
-    first.on_train_begin()
-    save_callbacks([first], tmp_path)
-    load_callbacks([first], tmp_path)
-    assert not caplog.text
-
-
 def test_callbacks_that_watch_nothing_leave_no_file(tmp_path: Path) -> None:
     save_callbacks([keras.callbacks.TerminateOnNaN()], tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,6 @@ Without it, `EarlyStopping` would restart its count of epochs without progress a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import numpy as np
 
 from polytrain_tf.private import BATCHES_SINCE_SAVE, EMA_IN_MODEL
 from polytrain_tf.saved import storable
-
-logger = logging.getLogger(__name__)
 
 _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -28,8 +25,6 @@ _KEPT: dict[type, tuple[str, ...]] = {
 """Callback class → attributes to save. Each holds a number, a list of arrays, or None."""
 
 _FILE = "callback-states.npz"
-_EARLIER_FILE = "callbacks.npz"
-"""The file of an earlier version. Its keys mean other callbacks."""
 
 
 def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
@@ -63,11 +58,6 @@ def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
     Call this after training has begun: callbacks reset themselves when it begins.
     """
     if not (directory / _FILE).exists():
-        if (directory / _EARLIER_FILE).exists():
-            logger.warning(
-                "An earlier version has saved the state of callbacks such as EarlyStopping in "
-                "this checkpoint. It isn't read: they begin anew."
-            )
         return
     with np.load(directory / _FILE) as saved:
         for key, name, callback in _kept(callbacks):
