@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xgboost
 from tests.e2e.boosters import BACKENDS, KillsAWorker, a_table, fit
+from tests.e2e.journals import journal
 
 import polytrain
 from polytrain import (
@@ -36,7 +37,7 @@ def with_xgboost(config: dict[str, Any]) -> None:
         num_boost_round=config["rounds"] - done,
         evals=[(rows, "train")],
         xgb_model=model,
-        callbacks=[ReportCallback(checkpoint_frequency=4)],
+        callbacks=[ReportCallback(checkpoint_frequency=config["saves_every"])],
         verbose_eval=False,
     )
 
@@ -57,7 +58,7 @@ def with_lightgbm(config: dict[str, Any]) -> None:
         valid_sets=[rows],
         valid_names=["train"],
         init_model=model,
-        callbacks=[ReportCallback(checkpoint_frequency=4)],
+        callbacks=[ReportCallback(checkpoint_frequency=config["saves_every"])],
     )
 
 
@@ -73,7 +74,7 @@ def test_rounds_are_reported_and_saved_and_gone_on_with(quiet: RunConfig, backen
     result = make_trainer(
         backend,
         FUNCTIONS[backend],
-        train_loop_config={"rounds": ROUNDS},
+        train_loop_config={"rounds": ROUNDS, "saves_every": 4},
         datasets={"train": a_table()},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=config,
@@ -89,3 +90,20 @@ def test_rounds_are_reported_and_saved_and_gone_on_with(quiet: RunConfig, backen
         TrainingFailedError, match=f"Continue its model by {MODEL_OPTION[backend]}="
     ):
         fit(quiet, a_table(), 0, backend=backend, restore_from=result.checkpoint)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_is_saved_when_the_run_asks_for_it(
+    quiet: RunConfig, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([False, True, False])
+    monkeypatch.setattr(polytrain, "checkpoint_requested", lambda: next(asked))
+    result = make_trainer(
+        backend,
+        FUNCTIONS[backend],
+        train_loop_config={"rounds": 4, "saves_every": 0},
+        datasets={"train": a_table()},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=quiet,
+    ).fit()
+    assert [each["step"] for each in journal(result.path, "Committed")] == [2, 4]

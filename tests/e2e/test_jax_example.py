@@ -71,6 +71,45 @@ result = make_trainer(
 saved = [path.name for path in Path(result.checkpoint.path).glob("*.keras")]
 print(f"epochs {len(result.history)}, saved {', '.join(saved)}")
 print(f"accuracy {result.metrics['accuracy']:.3f}")
+
+
+def never_learns(config):
+    import keras
+    import numpy as np
+    import polytrain
+    from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+    model = checkpointed_model()
+    if model is None:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    ends = keras.callbacks.EarlyStopping(monitor="loss", min_delta=99.0, patience=2)
+    ones, begins = np.ones((4, 1)), checkpointed_epoch()
+    model.fit(
+        ones,
+        ones,
+        initial_epoch=begins,
+        epochs=config["epochs"],
+        verbose=0,
+        callbacks=[ReportCallback(), ends],
+    )
+
+
+def ended(epochs, **options):
+    return make_trainer(
+        "jax",
+        never_learns,
+        train_loop_config={"epochs": epochs},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(progress=False),
+        **options,
+    ).fit()
+
+
+begun = ended(2)
+over = ended(9, restore_from=begun.checkpoint)
+again = ended(9, restore_from=over.checkpoint)
+print(f"{len(begun.history)} epochs, {len(over.history)} more, and {len(again.history)}")
 """
 
 
@@ -78,7 +117,9 @@ def test_keras_trains_on_it(installed: Path) -> None:
     """In one process: a worker imports JAX, Keras and TensorFlow, for many seconds."""
     output = run(installed, "-c", KERAS_IN_ONE_PROCESS)
     assert "epochs 3, saved model.keras" in output
-    assert float(output.split("accuracy ")[1]) > 0.7
+    assert float(output.split("accuracy ")[1].split()[0]) > 0.7
+    # `EarlyStopping` counts on, and what it has ended stays so.
+    assert "2 epochs, 1 more, and 0" in output
 
 
 @pytest.mark.only_in_sweep

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.journals import journal
 
 import polytrain
 from polytrain import (
@@ -187,6 +188,25 @@ def test_averages_are_swapped_back_after_a_restart(tmp_path: Path) -> None:
 
     resumed = run(-1, restore_from=run(2).checkpoint)
     assert resumed.metrics["weights"] == pytest.approx(run(-1).metrics["weights"], rel=1e-6)
+
+
+def test_a_model_is_saved_when_the_run_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        import keras
+
+        from polytrain_tf.reporting import ReportCallback
+
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+        callbacks = [ReportCallback(checkpoint_frequency=0)]
+        model.fit(np.ones((4, 1)), np.ones(4), epochs=4, verbose=0, callbacks=callbacks)
+
+    asked = iter([False, True, False])
+    monkeypatch.setattr(polytrain, "checkpoint_requested", lambda: next(asked))
+    saved = journal(run_inline(train, tmp_path).path, "Committed")
+    assert [each["step"] for each in saved] == [2, 4]
 
 
 @pytest.mark.parametrize("epochs", [2, 9])

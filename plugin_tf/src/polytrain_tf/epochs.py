@@ -71,6 +71,9 @@ class EpochCallback(keras.callbacks.Callback, ABC):
                 "in place of those of the run's checkpoint. Leave it out: the run's checkpoints do "
                 "the same, and store the place in the data too."
             )
+        if any(isinstance(each, _Begins) and each.one is self for each in given["callbacks"]):
+            # It has been called already, by another replacement of `fit`.
+            return
         # An earlier fit may have had this callback too.
         self.before_report = None
         self.others = [each for each in given["callbacks"] if each is not self]
@@ -107,10 +110,22 @@ class _Begins(keras.callbacks.Callback):
 
     def __init__(self, one: EpochCallback) -> None:
         super().__init__()
-        self._one = one
+        self.one = one
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._one.on_epoch_begin(epoch, logs)
+        self.one.on_epoch_begin(epoch, logs)
+
+
+def arrange_callbacks(given: MutableMapping[str, Any]) -> None:
+    """Make a list of a fit's callbacks, and let those that report epochs arrange its arguments."""
+    callbacks = given["callbacks"]
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    # Keras also takes a single callback, and nested lists.
+    given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    for each in given["callbacks"]:
+        if isinstance(each, EpochCallback):
+            each.arrange(given)
 
 
 def _as_number(value: Any) -> Any:

@@ -9,15 +9,20 @@ This uses only Keras, so it works with all of its backends.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keras
+
 import polytrain
+from polytrain.collective import broadcast_from_rank_zero
 from polytrain.extension import Calls
 from polytrain_tf.callback_state import load_callbacks, save_callbacks
-from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.epochs import EpochCallback, arrange_callbacks
 from polytrain_tf.first_save import FirstSave
 from polytrain_tf.saved import Progress, has_progress, load_to_resume, progress_of, reported, save
 
@@ -42,7 +47,8 @@ class ReportCallback(EpochCallback):
     def __init__(self, *, checkpoint_frequency: int = 1) -> None:
         """
         Args:
-            checkpoint_frequency: epochs between two checkpoints; 0 saves only at the end.
+            checkpoint_frequency: epochs between two checkpoints; 0 saves only at the end, and when
+                the run asks for a checkpoint (`polytrain.checkpoint_requested`).
         """
         super().__init__()
         self._frequency = checkpoint_frequency
@@ -81,7 +87,8 @@ class ReportCallback(EpochCallback):
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         is_due = self._frequency > 0 and epochs % self._frequency == 0
-        if not (is_due or is_last):
+        # Ranks save together, and may be asked at different times.
+        if not (is_due or is_last or broadcast_from_rank_zero(polytrain.checkpoint_requested())):
             polytrain.report(metrics)
             return
         with reported(metrics) as directory:
@@ -133,3 +140,23 @@ def _resumed(fit: int, epochs: int) -> Path | None:
     progress = progress_of(path)
     resumes = _fits.resumes(fit, made_by=progress.fit)
     return path if resumes and progress.epochs == epochs else None
+
+
+def _arranging(own_fit: Any) -> Any:
+    """Return a `fit` that lets `ReportCallback` arrange its arguments."""
+    signature = inspect.signature(own_fit)
+
+    @functools.wraps(own_fit)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrange_callbacks(bound.arguments)
+        return own_fit(*bound.args, **bound.kwargs)
+
+    return fit
+
+
+if keras.backend.backend() != "tensorflow":
+    # On TensorFlow the backend does this. Now, since `model.fit(…, callbacks=[ReportCallback()])`
+    # looks up `fit` first.
+    keras.Model.fit = _arranging(keras.Model.fit)

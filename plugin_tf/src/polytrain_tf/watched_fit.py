@@ -15,7 +15,7 @@ import tensorflow as tf
 from polytrain.extension import adapted_digests, unequal_layers
 from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
-from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.epochs import EpochCallback, arrange_callbacks
 from polytrain_tf.kept_batches import KeptBatches
 from polytrain_tf.keras_fit import rows_weighted
 from polytrain_tf.own_losses import OwnLossWarning
@@ -72,7 +72,7 @@ def fit_watched(
         with contextlib.ExitStack() as stack:
             if not is_alone and shard is None and given["shuffle"]:
                 stack.enter_context(shuffled_alike(strategy, rank))
-            _arrange(given)
+            arrange_callbacks(given)
             callbacks = given["callbacks"]
             listed = stack.enter_context(written_by_rank_0(callbacks, is_alone=is_alone, rank=rank))
             if not is_alone:
@@ -99,18 +99,6 @@ def fit_watched(
     # A lambda becomes a method of the class; a `partial` wouldn't get the model.
     with FIT.replaced(lambda own: lambda *args, **kwargs: watched(own, *args, **kwargs)):
         yield
-
-
-def _arrange(given: dict[str, Any]) -> None:
-    """Make a list of a fit's callbacks, and let those that report epochs arrange its arguments."""
-    callbacks = given["callbacks"]
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    # Keras also takes a single callback, and nested lists.
-    given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
-    for each in given["callbacks"]:
-        if isinstance(each, EpochCallback):
-            each.arrange(given)
 
 
 class _Used(keras.callbacks.Callback):

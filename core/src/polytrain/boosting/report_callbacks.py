@@ -41,7 +41,8 @@ class RoundReporter:
     def __init__(self, *, checkpoint_frequency: int = 0) -> None:
         """
         Args:
-            checkpoint_frequency: rounds between two checkpoints; 0 saves the last round only.
+            checkpoint_frequency: rounds between two checkpoints; 0 saves only the last round, and
+                when the run asks for a checkpoint (`polytrain.checkpoint_requested`).
         """
         super().__init__()
         self._filename = self.CHECKPOINT_NAME
@@ -71,7 +72,9 @@ class RoundReporter:
         metrics = self._reported(measured)
         is_due = self._frequency > 0 and round_ % self._frequency == 0
         is_saved = is_due or (is_last and self._at_end)
-        if polytrain.get_context().get_world_rank() > 0 or not is_saved:
+        if polytrain.get_context().get_world_rank() > 0 or not (
+            is_saved or polytrain.checkpoint_requested()
+        ):
             polytrain.report(metrics)
             return
         with tempfile.TemporaryDirectory() as directory:
