@@ -266,7 +266,7 @@ class Result(metaclass=RayTrainClass):
             CheckpointError: if there is no checkpoint, or no backend to load it with.
             ValueError: `checkpoint` is something else.
         """
-        backend, checkpoint = self._kept(checkpoint)
+        backend, checkpoint = self._to_load(checkpoint)
         with checkpoint.as_directory() as directory:
             return backend.engine().load(Path(directory))
 
@@ -332,7 +332,7 @@ class Result(metaclass=RayTrainClass):
             UnsupportedCapabilityError: the backend doesn't predict.
             ValueError: `checkpoint` is something else.
         """
-        backend, chosen = self._kept(checkpoint)
+        backend, chosen = self._to_load(checkpoint)
         return satellites.prediction.predict(
             satellites.prediction.PredictionRequest(
                 backend=backend,
@@ -430,7 +430,9 @@ class Result(metaclass=RayTrainClass):
         """
         return Location.of(self.path, self.storage_filesystem).on_filesystem()[0]
 
-    def _kept(self, wanted: Checkpoint | Literal["best", "newest"]) -> tuple[Backend, Checkpoint]:
+    def _to_load(
+        self, wanted: Checkpoint | Literal["best", "newest"]
+    ) -> tuple[Backend, Checkpoint]:
         checkpoint = self._chosen(wanted)
         if checkpoint is None:
             raise CheckpointError(

@@ -31,7 +31,7 @@ def submit(scratch: Path, number: int) -> None:
         raise OSError(number, os.strerror(number))
 
     uploader.submit(
-        CheckpointFiles(write=write), step=1, metrics={}, positions={}, with_it=list, waits=True
+        CheckpointFiles(write=write), step=1, metrics={}, positions={}, report=list, waits=True
     )
 
 

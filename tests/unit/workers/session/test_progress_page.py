@@ -125,7 +125,7 @@ def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:
     channel = Answering(page)
     uploader = CheckpointUploader(job=JOB, order=ORDER, rank=0, channel=channel, scratch=tmp_path)
     files = CheckpointFiles(write=lambda directory: {})
-    uploader.submit(files, step=1, metrics={}, positions={}, with_it=list, waits=True)
+    uploader.submit(files, step=1, metrics={}, positions={}, report=list, waits=True)
     assert channel.seen == [WorkerStage.TRAINING, WorkerStage.WAITING_FOR_COMMIT]
     assert uploader.stalled_s > 0
     assert page.stage is WorkerStage.TRAINING

@@ -121,7 +121,7 @@ class Agent:
         self._worker: WorkerConnection | None = None
         self._gpu_meter: GpuMeter | None = None
         self._concluding: asyncio.Task[None] | None = None
-        self._killed = -1
+        self._newest_killed = -1
         self._loading = -1
         """The attempt whose rows and starting checkpoint are being loaded; -1 if none is."""
 
@@ -129,7 +129,9 @@ class Agent:
         self._job_memory = job_memory
         self._storage_check = storage_check
         self._assignment: RankAssignment | None = None
-        self._has_roster = -1
+        self._with_roster = -1
+        """The attempt that has got its roster; -1 before the first."""
+
         self._to_drain: DrainAttempt | None = None
         self._data = RankData()
         self._last: WorkerConnection | None = None
@@ -211,13 +213,13 @@ class Agent:
                 await self._data.fetch(shared)
             case SendRoster(attempt=attempt, offers=offers):
                 self._send(attempt, roster_message(offers))
-                self._has_roster = attempt
+                self._with_roster = attempt
                 if self._to_drain is not None and self._to_drain.attempt == attempt:
                     self._send(attempt, drain_message(self._to_drain.preemption))
             case DrainAttempt(attempt=attempt):
                 # The worker process reads it after the roster.
                 self._to_drain = call
-                if self._has_roster == attempt:
+                if self._with_roster == attempt:
                     self._send(attempt, drain_message(call.preemption))
             case Leave(attempt=attempt):
                 await self._leave(attempt)
@@ -253,12 +255,11 @@ class Agent:
                 assert_never(call)
 
     def _read_kept(self, attempt: int) -> None:
-        last = self._last
-        kept = None if last is None or last.attempt != attempt else last.kept
+        last = self._last_of(attempt)
         read = KeptRead(
             attempt=attempt,
             rank=self._rank,
-            states=() if kept is None else kept.read(),
+            states=() if last is None or last.kept is None else last.kept.read(),
             is_alive=self._connection_of(attempt) is not None,
         )
         self.emit(read)
@@ -273,23 +274,23 @@ class Agent:
             else:
                 self._asked = call
                 loop = asyncio.get_running_loop()
-                loop.call_later(call.limit_s, self._not_written_in_time, call)
+                loop.call_later(call.limit_s, self._state_is_late, call)
                 return
-        self._unwritten(call.attempt, why)
+        self._emit_unwritten(call.attempt, why)
 
-    def _not_written_in_time(self, call: WriteState) -> None:
+    def _state_is_late(self, call: WriteState) -> None:
         if self._asked is call:
             self._asked = None
-            self._unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
+            self._emit_unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
 
     def not_written(self, checkpoint: int, why: str) -> None:
         """Report that a survivor can't write its state, unless it is reported to be late."""
         asked = self._asked
         if asked is not None and asked.checkpoint == checkpoint:
             self._asked = None
-            self._unwritten(asked.attempt, why)
+            self._emit_unwritten(asked.attempt, why)
 
-    def _unwritten(
+    def _emit_unwritten(
         self, attempt: int, why: str, *, is_copy: bool = False, rank: int | None = None
     ) -> None:
         whose = self._rank if rank is None else rank
@@ -306,7 +307,7 @@ class Agent:
             self.take_part(state.part, of_state(state, is_copy=False))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
-        if order.attempt <= self._killed:
+        if order.attempt <= self._newest_killed:
             self._emit_no_start(order.attempt)
             return
         self._loading = order.attempt
@@ -365,7 +366,7 @@ class Agent:
         return "its process is gone"
 
     def _kill(self, attempt: int) -> None:
-        self._killed = attempt
+        self._newest_killed = attempt
         self._zygotes.kill(attempt)
         worker = self._connection_of(attempt)
         if worker is not None:
@@ -558,17 +559,15 @@ class Agent:
         self._take_copy(worker, max(worker.copies), checkpoint=number)
 
     def _store_copy(self, call: StoreCopy) -> None:
-        last = self._last
-        copies: Mapping[int, Copy] = {}
-        if last is not None and last.attempt == call.attempt:
-            if call.number in last.copies:
-                self._take_copy(last, call.number, checkpoint=call.checkpoint)
-                return
-            copies = self._sent.there
-        if call.number in copies:
-            self._store_as(copies[call.number], call.checkpoint)
+        last = self._last_of(call.attempt)
+        if last is not None and call.number in last.copies:
+            self._take_copy(last, call.number, checkpoint=call.checkpoint)
+        elif last is not None and call.number in self._sent.there:
+            self._store_as(self._sent.there[call.number], call.checkpoint)
         else:
-            self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
+            self._emit_unwritten(
+                call.attempt, f"it has no copy of step {call.number}", is_copy=True
+            )
 
     def _store_kept_copy(self, call: StoreCopy, rank: int) -> None:
         """Store the copy of a rank that is lost with its agent."""
@@ -576,7 +575,7 @@ class Agent:
         found = None if kept is None else kept.copy(call.attempt, rank, call.number)
         if found is None:
             why = f"{self._place.host} has no copy of step {call.number}"
-            self._unwritten(call.attempt, why, is_copy=True, rank=rank)
+            self._emit_unwritten(call.attempt, why, is_copy=True, rank=rank)
             return
         copy, hashes = found
         checked = if_undamaged(of_state(copy, is_copy=True), hashes, host=self._place.host)
@@ -588,7 +587,7 @@ class Agent:
         misplaced = misplaced_part(copy.part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
             self.emit(misplaced)
-            self._unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
+            self._emit_unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
             return
         self._store_as(copy, checkpoint)
 
@@ -605,8 +604,13 @@ class Agent:
         worker = self._worker
         return worker if worker is not None and worker.attempt == attempt else None
 
+    def _last_of(self, attempt: int) -> WorkerConnection | None:
+        """Return an attempt's connection, also once its process has ended."""
+        last = self._last
+        return last if last is not None and last.attempt == attempt else None
+
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
-        if order.attempt <= self._killed:
+        if order.attempt <= self._newest_killed:
             # Its end was reported when it was killed.
             return
         self._loading = -1

@@ -57,7 +57,7 @@ class _Placing:
     look_at: float
     """Time of the next check for missing resources."""
 
-    give_up_at: float
+    fail_at: float
     is_looked_for: bool = False
     """Whether the cluster has been checked once."""
 
@@ -173,15 +173,15 @@ class WorkerPool:
         self._growing_since = None
         self._placing = _Placing(
             began_at=now,
-            room=self._room(),
+            room=self._capacity(),
             look_at=now + min(_LOOK_S, scaling.start_timeout_s),
-            give_up_at=now + scaling.start_timeout_s,
+            fail_at=now + scaling.start_timeout_s,
         )
         if not self.ranked:
             self._bundles.reserve()
-        self._leave_lost_nodes(self.here)
-        self._leave(avoid, without)
-        self._staff()
+        self._dismiss_on_lost_nodes(self.here)
+        self._dismiss_avoided(avoid, without)
+        self._start_if_complete()
         self._ask_for_reserved()
 
     @property
@@ -195,7 +195,7 @@ class WorkerPool:
             return at if at < math.inf else None
         if placing.settled_at is not None:
             return placing.settled_at
-        looks = (placing.look_at, placing.give_up_at, placing.verdict_at)
+        looks = (placing.look_at, placing.fail_at, placing.verdict_at)
         return min(at for at in looks if at is not None)
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
@@ -223,11 +223,11 @@ class WorkerPool:
             ):
                 self._placing.settled_at = self._clock() + _SETTLE_S
             else:
-                self._staff()
+                self._start_if_complete()
         else:
-            self._grow()
+            self._request_growth()
 
-    def _grow(self) -> None:
+    def _request_growth(self) -> None:
         """Request a restart with more workers, once for all those that are starting."""
         up = self._up
         growth = self._sizes.growth(size=len(self.ranked), up=up)
@@ -268,7 +268,7 @@ class WorkerPool:
             is_news = self._lost_nodes.add(agent_handle.place, may_return=gone.node_may_return)
             # The others with a rank have to be reported to the attempt, which waits for their end.
             if is_news:
-                self._leave_lost_nodes(self._spares if self._placing is None else self.here)
+                self._dismiss_on_lost_nodes(self._spares if self._placing is None else self.here)
         if rank is not None and self._placing is None:
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
@@ -276,7 +276,7 @@ class WorkerPool:
             if gone.reason != self._why_failed:
                 logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
-            self._grow()
+            self._request_growth()
         else:
             self._lost_while_placing(gone)
         return None
@@ -292,7 +292,7 @@ class WorkerPool:
             self._why_failed = gone.reason
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
         if reason is None:
-            self._staff()
+            self._start_if_complete()
             self._ask_for_reserved()
         else:
             self._fail(reason)
@@ -310,12 +310,12 @@ class WorkerPool:
         placing, now = self._placing, self._clock()
         if placing is None:
             if self._growing_since is not None and now >= self._growing_since + STARTING_S:
-                self._grow()
+                self._request_growth()
             self._use_again(now)
             return
         if placing.settled_at is not None and now >= placing.settled_at:
             placing.settled_at = None
-            self._staff()
+            self._start_if_complete()
             if self._placing is None:
                 return
         if placing.verdict_at is not None and now >= placing.verdict_at:
@@ -323,7 +323,7 @@ class WorkerPool:
             placing.verdict_at = now + _VERDICT_S if self._bundles.are_moving else None
         if now >= placing.look_at:
             self._look_for_missing(placing)
-        if self._placing is not None and now >= placing.give_up_at:
+        if self._placing is not None and now >= placing.fail_at:
             self._fail(
                 self._policy.why_late(
                     self._launcher.outlook(),
@@ -352,24 +352,24 @@ class WorkerPool:
         if not placing.is_looked_for:
             self._avoid_no_more()
         is_first = not self.ranked
-        self._staff()
+        self._start_if_complete()
         if self._placing is None:
             if is_first and starting.hosts and begins_with.workers == up:
                 logger.warning("Training begins without some workers: %s.", begins_with.reason)
             return
         outlook = self._launcher.outlook()
         may_change = outlook is not None or starting.hosts or self._is_on_a_node
-        placing.look_at = min(placing.give_up_at, now + _LOOK_S if may_change else math.inf)
+        placing.look_at = min(placing.fail_at, now + _LOOK_S if may_change else math.inf)
         hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
         is_sure = placing.seemed_hopeless or (outlook is not None and outlook.is_certain)
         placing.seemed_hopeless = hopeless is not None
         if hopeless is not None and is_sure:
             self._fail(hopeless)
         else:
-            self._say_what_is_missing(placing, outlook, starting)
+            self._warn_of_missing(placing, outlook, starting)
         placing.is_looked_for = True
 
-    def _say_what_is_missing(
+    def _warn_of_missing(
         self, placing: _Placing, outlook: Outlook | None, starting: Starting
     ) -> None:
         """Log what the run waits for, and again when others say something new about it."""
@@ -394,7 +394,7 @@ class WorkerPool:
             free=self._free_nodes(),
         )
 
-    def _staff(self) -> None:
+    def _start_if_complete(self) -> None:
         """Assign ranks if there are enough agents."""
         assert self._placing is not None
         up = self._up
@@ -405,7 +405,7 @@ class WorkerPool:
         if size is not None and self._are_linked(size.workers):
             self._placing = None
             self._bundles.settle()
-            self._seat(size.workers)
+            self._assign_ranks(size.workers)
             self._warn_of_versions()
             self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
         self._ask_for_more()
@@ -435,7 +435,7 @@ class WorkerPool:
             )
             return
         self._linked, placing.links_of = placing.links_of, None
-        self._staff()
+        self._start_if_complete()
 
     def _are_linked(self, size: int) -> bool:
         """Return whether the workers' nodes may be used; before the first attempt, try them."""
@@ -451,7 +451,7 @@ class WorkerPool:
             self._launcher.try_links(chosen)
         return False
 
-    def _seat(self, size: int) -> None:
+    def _assign_ranks(self, size: int) -> None:
         """Assign an agent to every rank."""
         if size == len(self.ranked):
             # A remaining agent keeps its rank, and so its data.
@@ -500,7 +500,7 @@ class WorkerPool:
             self._coming[self._launcher.ask(bundle=bundle)] = None
         return missing - len(bundles)
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """Return the number of further workers for which there are free resources."""
         return worker_capacity([*self._free_nodes().values()], self._scaling.resources).workers
 
@@ -550,12 +550,12 @@ class WorkerPool:
         ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
         return self._policy.nodes_without_standby(ranked_on, self._free_nodes())
 
-    def _leave_lost_nodes(self, agent_handles: Iterable[AgentHandle]) -> None:
+    def _dismiss_on_lost_nodes(self, agent_handles: Iterable[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
         lost = self._lost_nodes.recent()
         self._dismiss_all(each for each in agent_handles if each.place.node_id in lost)
 
-    def _leave(self, avoid: Mapping[str, float], without: frozenset[int]) -> None:
+    def _dismiss_avoided(self, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
         avoid = {**avoid, **dict.fromkeys(self._rejected, math.inf)}
         nodes = {agent_handle.number: agent_handle.place.node_id for agent_handle in self.here}

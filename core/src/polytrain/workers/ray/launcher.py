@@ -493,25 +493,25 @@ class RayAgentLauncher:
 
     async def _listen(self, host: _Host) -> None:
         """Pass on the mail of a host's agents until the host is gone, and report their loss."""
-        kind, reason, is_early = FailureKind.AGENT_LOST, "its agent has ended", False
+        kind, reason, ray_is_unaware = FailureKind.AGENT_LOST, "its agent has ended", False
         try:
             host.place = await host.actor.place.remote()
             silence = await self._mail_until_silence(host, host.place)
             if silence is not None:
-                kind, is_early = FailureKind.NODE_LOST, True
+                kind, ray_is_unaware = FailureKind.NODE_LOST, True
                 reason = f"its node {host.place.host} is silent: {silence}"
         except RayError as error:
             kind, reason = await asyncio.to_thread(
                 why_gone, error, host.place, self.spec.runtime_env
             )
-            is_early = kind is FailureKind.NODE_LOST and await self._seems_alive(host.place)
+            ray_is_unaware = kind is FailureKind.NODE_LOST and await self._seems_alive(host.place)
             if isinstance(error, ActorUnavailableError):
                 # Kill it in case it lives: nothing listens to it now.
                 ray.kill(host.actor)
         if host.is_replaced:
             return
         may_return = False
-        if is_early and host.place is not None:
+        if ray_is_unaware and host.place is not None:
             node = host.place.node_id
             # Ray would still start agents there: it doesn't know of the loss.
             self.bundles.shun(node)

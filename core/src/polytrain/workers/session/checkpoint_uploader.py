@@ -74,7 +74,7 @@ class CheckpointUploader:
         metrics: Mapping[str, Any],
         positions: Mapping[str, Any],
         validation: Mapping[str, Any] | None = None,
-        with_it: Callable[[], list[Message]],
+        report: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
         """Stage a checkpoint, and pass it to the agent.
@@ -83,7 +83,8 @@ class CheckpointUploader:
             files: the checkpoint's files.
             positions: data set → this rank's position in it.
             validation: the requested validation, as plain values; None if none is requested.
-            with_it: returns messages to send before it, once the files are written.
+            report: returns the messages of its report, which are sent before it once the files are
+                written.
             waits: whether to wait until the checkpoint is committed or dropped. Otherwise wait
                 only while too many uploads are in flight.
 
@@ -110,7 +111,7 @@ class CheckpointUploader:
             )
             # Send all in one call, last: on a busy machine the agent may run before this returns.
             # From here on the agent owns the checkpoint, even if this process dies.
-            self._channel.send(*with_it(), staged)
+            self._channel.send(*report(), staged)
             if waits:
                 self._wait(at_most=0)
 

@@ -191,7 +191,7 @@ class WorkerSession:
             self._take_metrics(step, plain_metrics(metrics))
             met = self._condition_met()
             if self._writes and model is not None and self._is_due(step):
-                self._save(model, with_it=partial(self._reported, met, has_checkpoint=True))
+                self._save(model, report=partial(self._reported, met, has_checkpoint=True))
             else:
                 self._send_report(met)
 
@@ -199,7 +199,7 @@ class WorkerSession:
         """Save the final model of declarative training, unless it is saved already."""
         with self._lock:
             if self._writes and self._saved_step != self._step:
-                self._save(model, with_it=list)
+                self._save(model, report=lambda: [])
 
     def report_from_function(
         self,
@@ -265,7 +265,7 @@ class WorkerSession:
                 delete()
                 return self._reported(met, has_checkpoint=True)
 
-            self._give(files, validation=validation, with_it=reported, waits=waits)
+            self._submit(files, validation=validation, report=reported, waits=waits)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return this rank's last checkpoint, or the one that the attempt started from."""
@@ -512,26 +512,26 @@ class WorkerSession:
     def _writes(self) -> bool:
         return self._job.writes_checkpoints(self.world.me.rank)
 
-    def _save(self, model: Any, *, with_it: Callable[[], list[Message]]) -> None:
+    def _save(self, model: Any, *, report: Callable[[], list[Message]]) -> None:
         def save(directory: Path) -> Stamps:
             self._engine.save(model, directory)
             return {}
 
-        self._give(
+        self._submit(
             CheckpointFiles(write=save),
             # The driver validates all of them.
             validation=None,
-            with_it=with_it,
+            report=report,
             waits=self._job.waits_for_commit,
         )
         self._saved_step = self._step
 
-    def _give(
+    def _submit(
         self,
         files: CheckpointFiles,
         *,
         validation: Mapping[str, Any] | None,
-        with_it: Callable[[], list[Message]],
+        report: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
         is_last = self._is_last()
@@ -542,7 +542,7 @@ class WorkerSession:
             metrics=self._last_metrics,
             positions=self._cursors.recorded(),
             validation=validation,
-            with_it=with_it,
+            report=report,
             waits=waits or is_last,
         )
         if is_last:
