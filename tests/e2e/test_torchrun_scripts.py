@@ -31,7 +31,7 @@ import beside
 
 
 class Own:
-    pass
+    lr: float = 0.1
 
 
 if __name__ == "__main__":
@@ -48,6 +48,8 @@ if __name__ == "__main__":
         "total": total.item(),
         "launched": dist.is_torchelastic_launched(),
         "pickles": isinstance(pickle.loads(pickle.dumps(Own())), Own),
+        # Parsers of arguments convert by these.
+        "annotations": str(Own.__annotations__),
         "variables": variables,
     }
     with open(f"{directory}/{dist.get_rank()}.json", "w") as file:
@@ -111,7 +113,7 @@ def test_a_script_sees_what_it_sees_under_torchrun(quiet: RunConfig, tmp_path: P
     )
     for mine, other in zip(seen(ours), seen(theirs), strict=True):
         assert mine["argv"] == [str(script), str(ours), "--lr", "0.1"]
-        for name in ("file", "path", "beside", "total", "launched", "pickles"):
+        for name in ("file", "path", "beside", "total", "launched", "pickles", "annotations"):
             assert mine[name] == other[name], name
         variables, expected = of_torchrun(mine), of_torchrun(other)
         # Which signals torchrun's agent handles is no matter of the script's.

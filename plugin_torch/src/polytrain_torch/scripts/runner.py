@@ -77,7 +77,7 @@ class Script:
         linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
         # Pickle looks there for the script's classes.
         sys.modules["__main__"] = module
-        exec(compile(self.source, str(path), "exec"), module.__dict__)
+        exec(compile(self.source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
 def _torchrun_variables(max_restarts: int) -> dict[str, str]:
