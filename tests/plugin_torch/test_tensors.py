@@ -206,17 +206,24 @@ def test_mappings_keep_their_type(batch: Any) -> None:
     assert batch["x"].device.type == "cpu"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_without_a_row_in_the_last_step_has_a_loss(rank: int) -> None:
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shards": 2}, {"as_tables": True}])
+def test_a_worker_without_a_row_in_the_last_step_has_a_loss(
+    rank: int, rows: int, options: dict[str, Any]
+) -> None:
     """Otherwise it is the mean of nothing, and rank 0 reports NaN."""
-    mine = TorchShard(shard_of({"x": np.arange(5.0)}, world_size=2, rank=rank))
-    losses = [
-        (batch["x"].square().mean() * mine.gradient_weight).item()
-        for batch in mine.iter_torch_batches(batch_size=1)
-    ]
-    assert len(losses) == 3
-    assert np.isfinite(losses).all()
-    assert (losses[-1] == 0) == (mine.gradient_weight == 0)
+    data = {"x": np.arange(rows, dtype=float)}
+    for trains in (True, False):
+        mine = TorchShard(shard_of(data, world_size=4, rank=rank, **options))
+        with torch.set_grad_enabled(trains):
+            losses = [
+                (batch["x"].add(1).mean() * mine.gradient_weight).item()
+                for batch in mine.iter_torch_batches(batch_size=1)
+            ]
+        assert len(losses) == -(-rows // 4)
+        assert np.isfinite(losses).all()
+        assert (losses[-1] == 0) == (mine.gradient_weight == 0)
 
 
 def test_without_a_device_batches_stay_where_they_are() -> None:

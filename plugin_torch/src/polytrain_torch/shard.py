@@ -116,7 +116,8 @@ class TorchShard(ShardView):
         A column has shape (rows,); a column of lists, (rows, length, …) if all have one shape.
 
         If a global batch has fewer rows than there are workers, a worker without a row gets one of
-        its own rows again, so that its loss isn't the mean of nothing; `gradient_weight` is 0 then.
+        its own rows again, or another worker's if it has none, so that its loss isn't the mean of
+        nothing; `gradient_weight` is 0 then.
 
         Args:
             batch_size: maximum number of rows in a worker's batch.
@@ -253,7 +254,7 @@ class PaddingRow:
             return batch
         if self._row is None and not is_stream:
             # The first row, so that it is the same after a restart.
-            self._row = to_format(self._shard.read(range(1)), self._format)
+            self._row = to_format(self._shard.padding_row(), self._format)
         # A copy: the user may write to it.
         return batch if self._row is None else _last_row(self._row)
 

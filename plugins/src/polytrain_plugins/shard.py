@@ -106,6 +106,10 @@ class Shard(ABC):
         """
         return self.to_arrow().slice(rows.start, len(rows))
 
+    def padding_row(self) -> pa.Table:
+        """A row for an empty batch: the first of this shard, or one beside it if it has none."""
+        return self.read(range(1))
+
     @abstractmethod
     def to_pandas(self) -> Any:
         """The whole shard as a `pandas.DataFrame`."""
@@ -289,6 +293,9 @@ class ShardView(Shard):
 
     def read(self, rows: range) -> pa.Table:
         return self._shard.read(rows)
+
+    def padding_row(self) -> pa.Table:
+        return self._shard.padding_row()
 
     def to_pandas(self) -> Any:
         return self._shard.to_pandas()

@@ -69,7 +69,13 @@ class RowsShard(BatchedShard):
         return self.read(range(len(self._share)))
 
     def read(self, rows: range) -> pa.Table:
-        wanted = self._share[rows.start : rows.stop]
+        return self._read(self._share[rows.start : rows.stop])
+
+    def padding_row(self) -> pa.Table:
+        # An empty share, too, begins in a canonical shard that this rank can read.
+        return self._read(range(self._share.start, self._share.start + 1))
+
+    def _read(self, wanted: range) -> pa.Table:
         table = self._rows.read(wanted) if self._plan.mix is None else self._first_rows(wanted)
         if self._spec.transform is None:
             return table

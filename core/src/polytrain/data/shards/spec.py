@@ -106,7 +106,7 @@ class ShardSpec:
 
     def _rows_of(self, items: range) -> range:
         """The rows of consecutive items of the plan."""
-        if self.group_starts is None or not items:
+        if self.group_starts is None:
             return items
         return range(int(self.group_starts[items.start]), int(self.group_starts[items.stop]))
 
