@@ -93,6 +93,10 @@ def training_function() -> Callable[[Any], None]:
                 epochs.append(flat(loader))
             return epochs
 
+        class Tenfold(data.DataLoader[Any]):
+            def __iter__(self) -> Any:
+                return (batch * 10 for batch in super().__iter__())
+
         even, odd = torch.arange(EVEN), torch.arange(ODD)
         backwards = [10, 8, 6, 4, 2, 0]
         batches = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -108,6 +112,7 @@ def training_function() -> Callable[[Any], None]:
             "random subset": data.DataLoader(
                 even, batch_size=2, sampler=data.SubsetRandomSampler(backwards)
             ),
+            "own loader": Tenfold(even, batch_size=2, sampler=backwards),
             "first four": data.DataLoader(
                 even, batch_size=2, sampler=data.SequentialSampler(range(4))
             ),
@@ -177,7 +182,15 @@ def training_function() -> Callable[[Any], None]:
             by_process = data.DataLoader(Seeds(), num_workers=1)
             prepared = prepare_data_loader(by_process, add_dist_sampler=is_divided)
             seen[f"seeds, {name}"] = {"epochs": [flat(prepared), flat(prepared)]}
-        polytrain.report(seen)
+        dropped = []
+        options: dict[str, Any]
+        for options in ({}, {"shuffle": True}, {"sampler": backwards}):
+            loader = data.DataLoader(even, batch_size=7, drop_last=True, **options)
+            try:
+                dropped.append(len(prepare_data_loader(loader)))
+            except ValueError as error:
+                dropped.append(str(error))
+        polytrain.report(seen | {"dropped": dropped})
 
     return train
 
@@ -241,6 +254,21 @@ def test_global_batches_of_an_unshuffled_loader_are_those_of_one_process(ranks: 
 
 def test_the_last_incomplete_batch_may_be_dropped(ranks: Any) -> None:
     assert [len(seen) for seen in epoch(ranks, "drop last")] == [4, 4]
+
+
+def test_a_loader_that_would_drop_all_rows_is_refused(ranks: Any) -> None:
+    """Otherwise the loop trains nothing, and ends as if it had."""
+    for rank in ranks:
+        *refused, empty = rank["dropped"]
+        # One process has no batch of these six either.
+        assert empty == 0
+        for message in refused:
+            assert "drop all 12 rows" in message
+            assert "a batch of 7 for each of 2 workers" in message
+
+
+def test_a_users_loader_stays_of_its_class(ranks: Any) -> None:
+    assert epoch(ranks, "own loader") == [[100, 60, 20], [80, 40, 0]]
 
 
 @pytest.mark.parametrize("name", ["own sampler", "random subset"])

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from polytrain.extension import Cursor, DataPosition, Epoch, Plan
 from polytrain_plugins import MicroBatch, VirtualBatch
@@ -39,7 +39,7 @@ from polytrain_torch.loaders.streams import (
     warn_of_lost_place,
     warn_that_it_is_split,
 )
-from polytrain_torch.loaders.users_samplers import let_set_epoch
+from polytrain_torch.loaders.users_samplers import has_length, let_set_epoch
 from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
 from polytrain_torch.private import copied_loader
@@ -291,18 +291,21 @@ def sharded(
         # One position for each batch.
         kind = RankSampler if chosen.is_split else SplitSampler
         sampler = kind(chosen.sampler, cursor, items_per_stop=items_per_stop)
-    if virtual is not None:
-        seeded = {**_kept(loader), "dataset": SeededItems(loader.dataset)}
-        split = DataLoader(**seeded, batch_sampler=sampler)
-    elif chosen.is_batches or isinstance(sampler, PlannedBatches):
-        split = DataLoader(**_kept(loader), batch_sampler=sampler)
-    else:
-        split = DataLoader(
-            **_kept(loader),
-            sampler=sampler,
-            batch_size=chosen.batch_size,
-            drop_last=chosen.drop_last,
-        )
+    batches: Sampler[Any] | None = sampler
+    if not (virtual or chosen.is_batches or isinstance(sampler, PlannedBatches)):
+        size = chosen.batch_size
+        batches = None if size is None else BatchSampler(sampler, size, chosen.drop_last)
+    split = copied_loader(
+        loader,
+        dataset=loader.dataset if virtual is None else SeededItems(loader.dataset),
+        sampler=sampler,
+        batch_sampler=batches,
+        batch_size=chosen.batch_size,
+        drop_last=chosen.drop_last,
+        generator=torch.Generator(),
+    )
+    if chosen.drop_last:
+        _refuse_without_batches(loader, split, virtual)
     if not loader.in_order:
         logger.warning(
             "A data loader with in_order=False gives batches in any order: after a restart, the "
@@ -354,19 +357,22 @@ def _stream(
     return PreparedDataLoader(loader, device=device, split=split, stream=place)
 
 
-def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the loader's arguments, except those that choose and order its items."""
-    return {
-        "dataset": loader.dataset,
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": torch.Generator(),
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-        "pin_memory_device": loader.pin_memory_device,
-        "in_order": loader.in_order,
-    }
+def _refuse_without_batches(
+    loader: DataLoader[Any], split: DataLoader[Any], virtual: VirtualWorkers | None
+) -> None:
+    """Refuse a loader that would train nothing because it is split.
+
+    Raises:
+        ValueError: all of its batches are dropped.
+    """
+    if has_length(split) and len(loader) and not len(split):
+        workers = (
+            f"{dist.get_world_size()} workers"
+            if virtual is None
+            else f"{virtual.count} virtual workers"
+        )
+        raise ValueError(
+            f"drop_last=True would drop all {len(loader.dataset)} rows of a data loader: they "
+            f"don't fill a batch of {split.batch_size} for each of {workers}. Use drop_last=False, "
+            "a smaller batch_size, or fewer workers."
+        )
