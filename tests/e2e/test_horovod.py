@@ -96,6 +96,15 @@ def more_cases(config: dict[str, Any]) -> None:
     optimizer.step()
     moved = [(old - each.weight.detach()).tolist() for old, each in zip(before, parts, strict=True)]
 
+    # What a script does to gradients that are on their way would be lost.
+    torch.stack([part(torch.ones(2)) for part in parts]).sum().backward()
+    torch.nn.utils.clip_grad_norm_(parts.parameters(), 0.1)
+    refused = ""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        refused = str(error)
+
     # Sparse gradients stay sparse for the step.
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     torch.nn.init.zeros_(embedding.weight)
@@ -115,6 +124,7 @@ def more_cases(config: dict[str, Any]) -> None:
         json.dumps(
             {
                 "moved": moved,
+                "refused": refused,
                 "embedding": embedding.weight.tolist(),
                 "normalized": out.tolist(),
                 "gradient": mine.grad.tolist(),
@@ -137,6 +147,11 @@ def test_parts_without_a_gradient_count_as_zero(more: list[dict[str, Any]]) -> N
         assert torch.tensor(more[rank]["moved"]).flatten().tolist() == pytest.approx(
             [1 / RANKS] * 2 * RANKS
         )
+
+
+def test_gradients_that_are_changed_too_early_are_refused(more: list[dict[str, Any]]) -> None:
+    for rank in range(RANKS):
+        assert "Call optimizer.synchronize() before" in more[rank]["refused"]
 
 
 def test_sparse_gradients(more: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.call_log import completed, log_call
 from polytrain_torch.horovod.reductions import Average, Compressor, on_group_device, scale, torch_op
+from polytrain_torch.private import version_of
 from polytrain_torch.row_weights import weighted_gradient
 from polytrain_torch.survivors.points import before_average
 
@@ -31,6 +32,9 @@ class _Bucket:
     parameters: Sequence[torch.nn.Parameter]
     missing: int = 0
     """Number of parameters whose gradients aren't ready yet."""
+
+    packed: Sequence[tuple[torch.Tensor | None, int]] = ()
+    """The gradients that were packed, and the numbers of their writes so far."""
 
     sent: torch.Tensor | None = None
     compressed_as: Any = None
@@ -93,7 +97,11 @@ class GradientReducer:
             bucket.sent = bucket.work = None
 
     def synchronize(self) -> None:
-        """Replace each parameter's gradient by its reduction over all ranks."""
+        """Replace each parameter's gradient by its reduction over all ranks.
+
+        Raises:
+            RuntimeError: one has changed since its reduction began.
+        """
         self._begin()
         self._launch(until=len(self._buckets))
         for bucket in self._buckets:
@@ -149,6 +157,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _pack(self, bucket: _Bucket) -> None:
+        bucket.packed = _looks(bucket.parameters)
         flat = torch.cat([self._gradient(parameter).reshape(-1) for parameter in bucket.parameters])
         scale(flat, 1 / self.predivide)
         bucket.sent, bucket.compressed_as = self.compression.compress(on_group_device(flat))
@@ -165,6 +174,16 @@ class GradientReducer:
     @torch.no_grad()
     def _unpack(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None
+        for (now, writes), (then, writes_then) in zip(
+            _looks(bucket.parameters), bucket.packed, strict=True
+        ):
+            if now is not then or writes != writes_then:
+                raise RuntimeError(
+                    "Gradients were changed (clipped, or unscaled by a GradScaler) while they were "
+                    "reduced over the ranks, which would undo it. Call optimizer.synchronize() "
+                    "before, and optimizer.step() within optimizer.skip_synchronize()."
+                )
+        bucket.packed = ()
         flat = self.compression.decompress(bucket.sent, bucket.compressed_as)
         scale(flat, self.predivide / (dist.get_world_size() if self.op is Average else 1))
         sizes = [parameter.numel() for parameter in bucket.parameters]
@@ -176,6 +195,11 @@ class GradientReducer:
                 parameter.grad = reduced.clone()
             else:
                 parameter.grad.copy_(reduced)
+
+
+def _looks(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
+    gradients = [parameter.grad for parameter in parameters]
+    return [(each, 0 if each is None else version_of(each)) for each in gradients]
 
 
 _reducers: list[GradientReducer] = []
