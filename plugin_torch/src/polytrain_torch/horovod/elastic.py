@@ -42,6 +42,9 @@ class TorchState:
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **others}
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._state: TrainingState | None = None
+        """The state of the last commit, whose first one is read back."""
+
         self._parts = [name for name, value in given.items() if _has_state(value)]
         self._values = [name for name in given if name not in self._parts]
         for name, value in given.items():
@@ -117,7 +120,11 @@ class TorchState:
         return True
 
     def _training_state(self) -> TrainingState:
-        return _StateOfRank0(**{name: getattr(self, name) for name in self._parts})
+        parts = {name: getattr(self, name) for name in self._parts}
+        # The script may have replaced some.
+        if self._state is None or any(self._state.parts[n] is not parts[n] for n in parts):
+            self._state = _StateOfRank0(**parts)
+        return self._state
 
 
 class _StateOfRank0(TrainingState):
