@@ -143,7 +143,8 @@ def test_poll_of_a_group_tells_of_all_its_operations(
     run(train)
 
 
-def test_optimizer_is_the_one_that_it_wraps(run: Any) -> None:
+@pytest.mark.parametrize("scheduled", [lambda own, _: own, lambda _, wrapped: wrapped])
+def test_optimizer_is_the_one_that_it_wraps(run: Any, scheduled: Any) -> None:
     def train() -> None:
         hvd.init()
         model, optimizer = linear()
@@ -153,7 +154,8 @@ def test_optimizer_is_the_one_that_it_wraps(run: Any) -> None:
         distributed = hvd.DistributedOptimizer(optimizer)
         assert isinstance(distributed, torch.optim.Adam)
         assert str(distributed.state_dict()) == str(before)
-        scheduler = torch.optim.lr_scheduler.StepLR(distributed, 1, gamma=0.5)
+        # Scripts make it before or after.
+        scheduler = torch.optim.lr_scheduler.StepLR(scheduled(optimizer, distributed), 1, gamma=0.5)
         steps: list[int] = []
         distributed.register_step_post_hook(lambda *_: steps.append(1))
         distributed.load_state_dict(before)
@@ -199,6 +201,16 @@ def test_state_goes_back_to_the_last_save(run: Any) -> None:
     assert [each.get("epoch") for each in run(train).history] == [5, None]
 
 
+class CountsLoads:
+    loads = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        CountsLoads.loads += 1
+
+
 def test_a_script_that_resumes_from_a_commit_keeps_no_steps_between_commits(run: Any) -> None:
     """They don't have the values that its state had then."""
     kept = []
@@ -206,13 +218,20 @@ def test_a_script_that_resumes_from_a_commit_keeps_no_steps_between_commits(run:
     def train() -> None:
         hvd.init()
         model, optimizer = linear()
-        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1)
+        state = hvd.elastic.TorchState(
+            model=model, optimizer=optimizer, epoch=1, counts=CountsLoads()
+        )
         before = keeper()
         if state.resume():
             kept.append(keeper() is not before)
         state.commit()
+        state.commit()
 
-    run(train, restore_from=run(train).checkpoint)
+    CountsLoads.loads = 0
+    resumed = run(train).checkpoint
+    # Only the first commit is read back.
+    assert CountsLoads.loads == 1
+    run(train, restore_from=resumed)
     assert kept == [False]
 
 

@@ -84,7 +84,13 @@ class _Distributed(torch.optim.Optimizer):
         if self._reducer is not None:
             self._reducer.reset()
         self._skips = self._is_synchronized = False
+        groups = self.param_groups
         super().load_state_dict(state_dict)
+        # A scheduler of the optimizer that this one wraps changes these.
+        for kept, loaded in zip(groups, self.param_groups, strict=True):
+            kept.clear()
+            kept.update(loaded)
+        self.param_groups[:] = groups
 
 
 # The step of the optimizer's own class runs torch's step hooks: keep torch from wrapping this one.
