@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from polytrain.extension import Cursor, DataPosition, Epoch, Plan
 from polytrain_plugins import MicroBatch, VirtualBatch
-from polytrain_torch.loaders.chosen_sampler import chosen_sampler, seed_for
+from polytrain_torch.loaders.chosen_sampler import ChosenSampler, chosen_sampler, seed_for
 from polytrain_torch.loaders.places import open_place
 from polytrain_torch.loaders.samplers import (
     Cut,
@@ -270,27 +270,7 @@ def sharded(
         name, cursor = open_place(plan, name=name, is_shared=is_shared)
         if not is_shared:
             UnsplitPlace(name, cursor)
-    sampler: EpochSampler
-    items_per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
-    if chosen.is_planned and chosen.batch_size is None:
-        sampler = PlannedItems(cursor)
-    elif chosen.is_planned and chosen.batch_size is not None:
-        # Evaluation doesn't weight rows, and needs each row exactly once.
-        whole: Cut = "keep" if keeps_place else "share"
-        cut: Cut = "drop" if chosen.drop_last else whole
-        sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
-    elif virtual is not None:
-        sampler = VirtualBatches(
-            chosen.sampler,
-            cursor,
-            items_per_stop=items_per_stop,
-            is_batches=chosen.is_batches,
-            drop_last=chosen.drop_last,
-        )
-    else:
-        # One position for each batch.
-        kind = RankSampler if chosen.is_split else SplitSampler
-        sampler = kind(chosen.sampler, cursor, items_per_stop=items_per_stop)
+    sampler = _sampler_for(chosen, cursor, virtual, keeps_place=keeps_place)
     batches: Sampler[Any] | None = sampler
     if not (virtual or chosen.is_batches or isinstance(sampler, PlannedBatches)):
         size = chosen.batch_size
@@ -314,6 +294,35 @@ def sharded(
     return PreparedDataLoader(
         loader, device=device, split=split, sampler=sampler, virtual=virtual, name=name
     )
+
+
+def _sampler_for(
+    chosen: ChosenSampler,
+    cursor: Cursor[DataPosition],
+    virtual: VirtualWorkers | None,
+    *,
+    keeps_place: bool,
+) -> EpochSampler:
+    """Return what samples this rank's part; see `sharded` for the arguments."""
+    if chosen.is_planned:
+        if chosen.batch_size is None:
+            return PlannedItems(cursor)
+        # Evaluation doesn't weight rows, and needs each row exactly once.
+        whole: Cut = "keep" if keeps_place else "share"
+        cut: Cut = "drop" if chosen.drop_last else whole
+        return PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
+    items_per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
+    if virtual is not None:
+        return VirtualBatches(
+            chosen.sampler,
+            cursor,
+            items_per_stop=items_per_stop,
+            is_batches=chosen.is_batches,
+            drop_last=chosen.drop_last,
+        )
+    # One position for each batch.
+    kind = RankSampler if chosen.is_split else SplitSampler
+    return kind(chosen.sampler, cursor, items_per_stop=items_per_stop)
 
 
 def _stream(
