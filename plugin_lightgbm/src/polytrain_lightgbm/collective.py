@@ -23,7 +23,6 @@ class Collective:
         """
         Args:
             peers: on rank 0, the connections to the others, by rank; elsewhere, that to rank 0.
-            rank: this rank.
         """
         self.rank = rank
         self._peers = peers

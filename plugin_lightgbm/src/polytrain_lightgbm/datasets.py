@@ -124,7 +124,6 @@ class Agreement:
         """Return a data set with the common bins.
 
         Args:
-            rows: its rows.
             first_score: the estimated initial score of all rows; None if none was estimated.
             model: model to resume from, whose predictions are part of the initial scores.
             begins_with_model: whether the run started from the user's model, whose predictions

@@ -49,8 +49,6 @@ class Leaves:
         Args:
             booster: this rank's booster, before its first round.
             model: model to resume from, whose trees the booster has too.
-            options: the run's options.
-            rows: this rank's rows.
             collective: connects all ranks; each creates a `Leaves`.
         """
         if model is None:

@@ -58,8 +58,6 @@ class TrainMetrics:
         """
         Args:
             booster: this rank's booster, before its first round.
-            options: the run's options.
-            rows: this rank's rows.
             collective: connects all ranks; each creates a `TrainMetrics`.
         """
         self._booster = booster

@@ -67,7 +67,6 @@ class TorchShard(ShardView):
         """Return batches that set the weights of gradients.
 
         Args:
-            batches: the batches.
             sizes: rows of a worker's batch and of a global batch, as the user has given them.
             collate: makes a batch of each one, on the thread of the loop.
         """

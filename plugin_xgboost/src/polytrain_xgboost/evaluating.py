@@ -149,7 +149,6 @@ def is_exhausted(
     Args:
         booster: the booster after a round.
         history: the metrics of this and all earlier rounds.
-        options: the run's options.
         patience: rounds to wait.
 
     Raises:

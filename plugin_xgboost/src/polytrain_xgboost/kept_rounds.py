@@ -84,7 +84,6 @@ def can_keep(options: XGBoost, params: Mapping[str, Any]) -> bool:
     """Return whether a round leaves the earlier trees as they are until it ends, on the CPU.
 
     Args:
-        options: the run's options.
         params: XGBoost's parameters.
     """
     return (
@@ -112,7 +111,6 @@ def _first_rounds(
     """Return a copy with the trees of the first rounds; XGBoost's own slice has no categories.
 
     Args:
-        model: the model.
         rounds: number of rounds.
         weights: dart's weights of their trees; None with another booster.
     """

@@ -127,7 +127,6 @@ class Leaves:
         Args:
             booster: the booster to append trees to.
             data: this rank's data, whose base margins become the scores so far.
-            options: the run's options.
             params: XGBoost's parameters, with the initial score.
             callbacks: the user's callbacks, which may set other parameters.
             ranks: all ranks; each creates a `Leaves`.

@@ -39,9 +39,7 @@ def boost(
 
     Args:
         booster: the booster to add trees to.
-        data: this rank's data.
         round_: number of the round, from 0, counting rounds of the user's model.
-        options: the run's options.
         params: XGBoost's parameters.
     """
     if any(float(params.get(name, 1)) != 1 for name in _COLUMN_DRAWS):

@@ -25,11 +25,7 @@ _open: list[CallQueues] = []
 
 @contextmanager
 def queued_records(queues: CallQueues) -> Iterator[None]:
-    """Handle polytrain's log records through these queues.
-
-    Args:
-        queues: the run's queues.
-    """
+    """Handle polytrain's log records through these queues."""
     with _changes:
         _open.append(queues)
         if len(_open) == 1:

@@ -276,7 +276,6 @@ def opened_output(
     """Open the output of a run's workers. At the end the logs are in the run's storage.
 
     Args:
-        location: the run's location.
         token: the fencing token of the driver's lease.
     """
     # Object storage can't append, so each driver has its own logs there.

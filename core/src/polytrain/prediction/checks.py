@@ -135,7 +135,6 @@ def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Prob
     """Yield the problems that keep predictions from being added to an output.
 
     Args:
-        output: the output.
         now: the record of the user's request.
     """
     place = output.location.address

@@ -68,7 +68,6 @@ def units(
     unit: one worker reads it in one pass.
 
     Args:
-        parts: all parts.
         pieces: the pieces of the data set.
         finished: numbers of the parts that needn't be predicted.
     """

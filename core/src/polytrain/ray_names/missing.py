@@ -110,7 +110,6 @@ def sentence(module: str, name: str) -> str | None:
 
     Args:
         module: where it was looked for, such as "polytrain.torch".
-        name: the name.
     """
     found = ABSENT.get(module, {}).get(name)
     if found is None:

@@ -327,7 +327,6 @@ def leased(
     Waits if it is unknown whether the current owner is alive.
 
     Args:
-        storage: the run's storage.
         no_retry: the same storage without retries, for heartbeats: a late one is useless.
         wording: the subject and the remedy for messages.
         clock: the driver's clock, if it has one already.

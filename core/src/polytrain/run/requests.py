@@ -197,7 +197,6 @@ def ask(
     """Send a request to a run's driver, and return its answer.
 
     Args:
-        storage: the run's storage.
         token: the fencing token of the driver's lease.
         timeout_s: seconds to wait for the answer.
 

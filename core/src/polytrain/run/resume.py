@@ -39,7 +39,6 @@ def checkpoint_manager(
     """Return the manager of the run's checkpoints, with those of earlier drivers.
 
     Args:
-        location: the run's location.
         lease: this driver's lease.
         transform: see `Manifest.transform`.
 
@@ -93,7 +92,6 @@ def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> Previ
     """Read the journal.
 
     Args:
-        storage: the run's storage.
         known: the last result, which is returned if the journal hasn't changed.
 
     Raises:

@@ -27,7 +27,6 @@ def place_problems(track: Any, observers: Any, location: Location) -> Iterator[P
     Args:
         track: `RunConfig.track`.
         observers: `RunConfig.observers`.
-        location: the run's location.
     """
     for tracker in trackers_of(track, observers):
         yield from tracker.place_problems(location.address, is_directory=location.is_local)
@@ -38,7 +37,6 @@ def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterato
     """Send a run to its trackers, and expose it; yield a function for each entry of its journal.
 
     Args:
-        run: the run.
         ledger: the journal's ledger, which gets each entry before the function does.
         is_urgent: returns whether the program wants to end without waiting for trackers.
     """

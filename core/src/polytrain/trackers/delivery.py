@@ -48,8 +48,6 @@ class TrackerDelivery:
         """Open the tracker.
 
         Args:
-            tracker: the tracker.
-            facts: facts of the run.
             all_rows: whether rows that a restart may undo are sent in any case.
 
         Raises:
@@ -137,9 +135,6 @@ class TrackerDelivery:
 
     def finish(self, history: RunHistory) -> None:
         """Send the end of the run, unless that was sent.
-
-        Args:
-            history: the run's history.
 
         Raises:
             StoreBehindError: the store was opened again, and lacks rows.
@@ -250,7 +245,6 @@ def send_missing(
     """Send a tracker the rows that it lacks of a run, and return their number.
 
     Args:
-        tracker: the tracker.
         location: the run's location. This process holds its lease.
         all_rows: whether rows that a restart may undo are sent in any case.
         is_wanted: returns whether to send another thousand rows.

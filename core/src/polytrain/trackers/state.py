@@ -156,7 +156,6 @@ def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[Tra
     """Read the lag of each tracker.
 
     Args:
-        storage: the run's storage.
         journal: the entries of its journal.
         since: fencing token of the driver that started the run, or started it over.
 

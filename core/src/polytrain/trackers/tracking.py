@@ -55,8 +55,6 @@ class Tracking:
     ) -> None:
         """
         Args:
-            trackers: the trackers.
-            facts: facts of the run.
             own_token: fencing token of this driver's lease.
             check_lease: raises if another driver has taken over the run, and sends its rows.
             is_urgent: returns whether the program wants to end without waiting for trackers.

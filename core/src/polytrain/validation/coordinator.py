@@ -62,7 +62,6 @@ class ValidationCoordinator(AttachedWork):
             config: the user's configuration; None without validations.
             validates_all: whether no report of a training function requests validations.
             manager: the run's checkpoints, with the validations of earlier drivers.
-            journal: the run's journal.
             mailbox: the driver's mailbox.
         """
         self.validator: Validator | None = None
@@ -249,9 +248,7 @@ def opened(
     """Return the coordinator of a run's validations. No process starts before the first one.
 
     Args:
-        run: the run.
         group: its workers.
-        journal: its journal.
         mailbox: the driver's mailbox, also for the output of the validation function.
     """
     coordinator = ValidationCoordinator(

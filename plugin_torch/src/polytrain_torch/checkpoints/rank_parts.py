@@ -179,7 +179,6 @@ def save_beside(states: States, compared: States, directory: Path | None) -> Non
     """Write the states that differ beside a library's checkpoint. All ranks call this.
 
     Args:
-        states: this rank's states.
         compared: `states` without values that are allowed to differ.
         directory: this rank's part of the checkpoint; None if it has none.
     """

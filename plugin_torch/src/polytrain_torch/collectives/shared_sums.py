@@ -63,7 +63,6 @@ class SharedSums:
         """
         Args:
             memory: memory shared by all ranks, initially zero, with the bytes that `size_for` says.
-            rank: this rank.
             world_size: number of ranks.
             timeout_s: maximum seconds to wait for another rank.
             virtual_workers: number of virtual workers, if sums are over these.

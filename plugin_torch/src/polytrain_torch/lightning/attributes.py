@@ -56,7 +56,6 @@ def unsuitable(trainer: Trainer, *, fit: int, loaders: Sequence[PlacedLoader]) -
     """Return why the state of a trainer isn't kept; None if it is.
 
     Args:
-        trainer: this rank's trainer.
         fit: number of its call of `fit`.
         loaders: the loaders of the training whose places checkpoints have.
     """

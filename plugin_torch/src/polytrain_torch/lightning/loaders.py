@@ -44,7 +44,6 @@ class CountingLoader(PlacedLoader):
     def __init__(self, loader: PreparedDataLoader, *, taken: int) -> None:
         """
         Args:
-            loader: the loader.
             taken: number of batches that were taken of an epoch that a restart resumes, counted
                 with the number of workers before it.
         """

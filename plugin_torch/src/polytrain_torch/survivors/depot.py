@@ -229,10 +229,7 @@ def packed(
     """Return a message with a rank's states, for the name under which it is stored.
 
     Args:
-        key: the run's key.
-        name: the name.
         number: the message's number.
-        states: the states.
         base: the number of the message with the known pieces; 0 for none.
         known: pieces that needn't be sent, at their place in the first state.
     """
@@ -253,9 +250,7 @@ def unpacked(
     """Return a message's number and its states; None if it isn't what the rank has sent.
 
     Args:
-        key: the run's key.
         name: the name under which the message is stored.
-        message: the message.
         bases: known pieces, by the number of their message. Without its own, it isn't read either.
     """
     tag, tagged = message[:_TAG_BYTES], message[_TAG_BYTES:]

@@ -414,7 +414,6 @@ class LiveParts:
 
         Args:
             small: its small parts.
-            buffers: its buffers.
             copies: what `copies` has returned.
         """
         parts: State = {}

@@ -23,7 +23,6 @@ class EpochOrder(TrainerCallback):
     def __init__(self, trainer: Trainer, *, is_between_epochs: Callable[[], bool]) -> None:
         """
         Args:
-            trainer: this rank's trainer.
             is_between_epochs: returns whether the call resumes before an epoch's first step.
         """
         self._is_between_epochs = is_between_epochs

@@ -92,7 +92,6 @@ class KeptSteps(TrainerCallback):
     ) -> None:
         """
         Args:
-            trainer: this rank's trainer.
             reports: the callback that reports its checkpoints.
             end_step: does what a step ends with, with the arguments of the trainer's method.
             sums: what the trainer adds up for its logs.

@@ -225,7 +225,6 @@ class VirtualWorkers:
         """Return a batch, aligned; seed what the training function draws before the loop over it.
 
         Args:
-            batch: the batch.
             collate: makes micro-batches of its contents, and may draw random numbers.
         """
         micro_batches = []

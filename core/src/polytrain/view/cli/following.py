@@ -103,7 +103,6 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
     """Print what a run has done and does, as its driver would, until it ends.
 
     Args:
-        run: the run.
         as_json: whether to print JSON Lines.
 
     Raises:

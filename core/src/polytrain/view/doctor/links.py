@@ -159,7 +159,6 @@ def findings_of_links(
 
     Args:
         backends: whose transports are tried.
-        nodes: the nodes.
         gpus: the id of a node → how many GPUs it has.
         join_timeout_s: seconds that two ranks may take to join and to measure.
     """

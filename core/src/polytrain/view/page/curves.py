@@ -245,7 +245,6 @@ def digits(value: float, spread: float) -> int:
     """Return how many significant digits a value needs among others.
 
     Args:
-        value: the value.
         spread: between the lowest and the highest of them; a ten-thousandth of it is seen.
     """
     if value == 0 or not 0 < spread < math.inf:

@@ -23,7 +23,6 @@ def write_page(location: Location, path: Path) -> Path:
     """Write the page of a run into a local file; return the file's path.
 
     Args:
-        location: the run's.
         path: the file to write, or to replace.
 
     Raises:
@@ -41,7 +40,6 @@ def write_at_end(location: Location, *, wall_s: float, reports: int) -> None:
     """Write the page of a run that has ended into its directory. Never raises.
 
     Args:
-        location: the run's.
         wall_s: how long the run has taken, over all its drivers.
         reports: how many reports are kept, of all ranks.
     """

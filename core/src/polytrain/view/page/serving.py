@@ -44,7 +44,6 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, location: Location, *, port: int = 0) -> None:
         """
         Args:
-            location: the run's.
             port: where to listen; 0 takes a free one.
 
         Raises:

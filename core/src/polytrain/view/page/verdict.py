@@ -51,7 +51,6 @@ def run_end(
     """Return what has become of a run, without a capital letter or a full stop.
 
     Args:
-        state: its state.
         seconds: the run's own time, over all its drivers.
         reason: of its conclusion; empty if there is none.
         was_stopped: whether somebody, or a stop condition, ended it early.

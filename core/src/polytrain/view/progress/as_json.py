@@ -61,7 +61,6 @@ def event_line(run: RunInfo, progress: Progress, entry: Entry) -> str | None:
     """Return the line that a line of the journal is worth; None if it is worth none.
 
     Args:
-        run: the run.
         progress: its progress, with this line.
         entry: the line.
     """

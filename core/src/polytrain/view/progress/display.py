@@ -112,7 +112,6 @@ def shown_progress(
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
     Args:
-        run: the run.
         progress: `RunConfig.progress`.
         ledger: the journal's ledger, which has each line before it is taken here.
         stream: where it is shown, outside notebooks; on standard error by default.

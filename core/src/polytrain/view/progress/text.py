@@ -69,8 +69,6 @@ def state_lines(
     """Return what a run is doing, as two lines.
 
     Args:
-        run: the run.
-        progress: its progress.
         now: seconds since the epoch.
         width: columns of a line.
         signs: what the stream can show.
@@ -119,7 +117,6 @@ def event_lines(run: RunInfo, progress: Progress, entry: Entry) -> Iterator[str]
     """Yield the lines that a line of the journal is worth: most are worth none.
 
     Args:
-        run: the run.
         progress: its progress, with this line.
         entry: the line.
     """
@@ -163,7 +160,6 @@ def state_styled(lines: Sequence[str], *, signs: Signs) -> list[str]:
     """Return printable lines with colours: bars, and the two of `state_lines`.
 
     Args:
-        lines: the lines.
         signs: what they are written with.
     """
     *bars, first, second = lines

@@ -36,10 +36,6 @@ class StorageCheck:
     """
 
     def __init__(self, location: Location, marker: str, *, host: str) -> None:
-        """
-        Args:
-            location: the run's location.
-        """
         self._arguments = location, marker, host
         self._running: asyncio.Task[str | None] | None = None
 
@@ -56,7 +52,6 @@ def storage_problem(location: Location, marker: str, host: str) -> str | None:
     """Return the problem of the run's storage on this node; None if there is none.
 
     Args:
-        location: the run's location.
         marker: the path in it of a file that the driver has written.
     """
     # Only a path can mean another storage here.

@@ -124,7 +124,6 @@ class SentCopies:
 
         Args:
             attempt: the attempt that starts.
-            rank: the rank.
             scratch: the run's directory on the node.
         """
         self.stop()

@@ -257,7 +257,6 @@ class OutputLimit:
         """Return the text to pass on: the whole text, after any notice of dropped output, or "".
 
         Args:
-            text: the text.
             now: seconds on the same clock.
         """
         filled = self._tokens + (now - self._filled_at) * PER_SECOND

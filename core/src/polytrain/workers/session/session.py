@@ -98,9 +98,7 @@ class WorkerSession:
     ) -> None:
         """
         Args:
-            job: the run's job.
             order: the order of the attempt; its starting point is a directory on this node.
-            shards: this rank's shards.
         """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None

@@ -126,7 +126,6 @@ def staged_state(
     Args:
         stagings: where to.
         name: name of the checkpoint's directory.
-        rank: the rank.
         write: writes into an empty directory, and returns the place.
 
     Raises:

@@ -70,7 +70,6 @@ def run_worker(
     Sends every outcome over the channel, including exceptions of the training.
 
     Args:
-        job: the run's job.
         rank: this worker process's rank.
         shards: opens this rank's shards.
         passes: exceptions that aren't the training's, and are raised here. In the user's own
