@@ -118,6 +118,16 @@ class Demand:
     """Option → column in which every row needs a value. Of data in memory this is checked before
     any worker starts; the engine checks all others."""
 
+    def __post_init__(self) -> None:
+        # A text would be taken for its letters.
+        for name in ("preload", "whole_datasets"):
+            given: Any = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+                raise TypeError(f"Demand({name}={given!r}): give several names, as ({given!r},)")
+        for name, value in self.environment.items():
+            if not isinstance(value, str):
+                raise TypeError(f"Demand(environment={{{name!r}: {value!r}}}): give a str")
+
 
 class Backend(ABC):
     """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.

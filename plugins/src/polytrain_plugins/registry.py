@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pluggy
 
-from polytrain_plugins.backend import CONTRACT_VERSION, Backend
+from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Capabilities
 from polytrain_plugins.close_names import close_to
 from polytrain_plugins.errors import (
     AmbiguousBackendError,
@@ -18,6 +20,7 @@ from polytrain_plugins.errors import (
 )
 from polytrain_plugins.hookspecs import PROJECT, BackendHooks
 from polytrain_plugins.installed import install_command, installed_entry_points
+from polytrain_plugins.type_names import a_type
 
 GROUP = "polytrain.backends"
 
@@ -52,11 +55,10 @@ def load_backend(name: str) -> type[Backend]:
         AmbiguousBackendError: several do.
         BackendImportError: its module can't be imported.
         ContractVersionError: it was written for a different version of the contract.
-        RegistryError: its module doesn't provide the backend that its metadata names.
+        RegistryError: its module doesn't provide the backend that its metadata names, or provides
+            no class that can be used.
     """
     entry_point = _the_entry_point(name)
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(BackendHooks)
     try:
         plugin = entry_point.load()
     except Exception as error:
@@ -64,10 +66,40 @@ def load_backend(name: str) -> type[Backend]:
             f"The backend {name!r} of {_distribution(entry_point)} can't be imported "
             f"({type(error).__name__}: {error}). Reinstall it with: {install_line(name)}"
         ) from error
-    manager.register(plugin, name=name)
-    manager.check_pending()
-    provided = [cls for classes in manager.hook.polytrain_backends() for cls in classes]
-    return _checked(name, entry_point, provided)
+    return _checked(name, entry_point, _provided(plugin, entry_point))
+
+
+def expect_usable(backend: Any, *, remedy: str = "") -> None:
+    """Check a backend, or its class, wherever it comes from.
+
+    Args:
+        remedy: how to install another version; empty if the user has passed the backend itself.
+
+    Raises:
+        ContractVersionError: it was written for a different version of the contract.
+        RegistryError: it isn't a dataclass, or lacks what every backend declares.
+    """
+    cls = backend if isinstance(backend, type) else type(backend)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    version = getattr(backend, "contract_version", None)
+    if version != CONTRACT_VERSION:
+        raise ContractVersionError(
+            f"The backend {name} was written for version {version} of the backend contract; this "
+            f"is version {CONTRACT_VERSION}. "
+            f"{remedy or 'Its `contract_version` says for which version its methods are written.'}"
+        )
+    if not is_dataclass(cls):
+        raise RegistryError(
+            f"The backend {name} is not a dataclass, whose fields are its options: put "
+            "@dataclass(frozen=True, kw_only=True) before the class."
+        )
+    for attribute, kind in (("name", str), ("capabilities", Capabilities)):
+        given = getattr(backend, attribute, None)
+        if not isinstance(given, kind):
+            raise RegistryError(
+                f"The backend {name} has {a_type(given)} as its `{attribute}`, not "
+                f"{a_type(kind())}. Set it in the class."
+            )
 
 
 def install_line(name: str) -> str:
@@ -119,24 +151,49 @@ def _unknown(name: str, installed: tuple[str, ...]) -> str:
     return f"{sentence} Installed: {', '.join(installed) or 'none'}."
 
 
-def _checked(name: str, entry_point: EntryPoint, provided: list[type[Backend]]) -> type[Backend]:
+def _provided(plugin: Any, entry_point: EntryPoint) -> list[Any]:
+    """Return what a module provides: classes, if nothing is wrong.
+
+    Raises:
+        RegistryError: a hook of the module's is unknown, or raises, or returns no list.
+    """
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(BackendHooks)
+    try:
+        manager.register(plugin, name=entry_point.name)
+        manager.check_pending()
+        return [cls for classes in manager.hook.polytrain_backends() for cls in classes]
+    except Exception as error:
+        raise RegistryError(
+            f"The entry point {entry_point.name!r} of {_distribution(entry_point)} names "
+            f"{entry_point.value!r}, whose hooks can't be used ({type(error).__name__}: {error}). "
+            "It must be a module with a function polytrain_backends(), marked with @hookimpl, that "
+            "returns a list of classes."
+        ) from error
+
+
+def _checked(name: str, entry_point: EntryPoint, provided: list[Any]) -> type[Backend]:
     for cls in provided:
-        if getattr(cls, "name", None) != name:
-            continue
-        version = getattr(cls, "contract_version", None)
-        if version != CONTRACT_VERSION:
-            raise ContractVersionError(
-                f"The backend {name!r} of {_distribution(entry_point)} was written for version "
-                f"{version} of the backend contract; this is version {CONTRACT_VERSION}. "
-                f"Install matching versions: {install_line(name)} --upgrade"
+        if isinstance(cls, type) and getattr(cls, "name", None) == name:
+            expect_usable(
+                cls,
+                remedy=f"It is {_distribution(entry_point)}'s. Install matching versions: "
+                f"{install_line(name)} --upgrade",
             )
-        return cls
-    names = ", ".join(repr(getattr(cls, "name", cls.__name__)) for cls in provided) or "none"
+            found: type[Backend] = cls
+            return found
+    names = ", ".join(map(_shown, provided)) or "none: is it marked with @hookimpl?"
     raise RegistryError(
         f"The entry point {name!r} of {_distribution(entry_point)} names the module "
         f"{entry_point.value!r}, whose polytrain_backends() provides {names}. "
-        f"Provide a backend whose `name` is {name!r}."
+        f"Provide a class of a backend whose `name` is {name!r}."
     )
+
+
+def _shown(provided: Any) -> str:
+    if isinstance(provided, type):
+        return repr(getattr(provided, "name", provided.__name__))
+    return f"{a_type(provided)}, which is no class"
 
 
 def _distribution(entry_point: EntryPoint) -> str:

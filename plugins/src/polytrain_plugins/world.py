@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polytrain_plugins.type_names import a_type
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
@@ -61,10 +63,29 @@ class Offer:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Anything else, in plain values (str, int, float, bool, None, bytes, lists and dicts)."""
 
+    def __post_init__(self) -> None:
+        for name in ("host", "port", "details"):
+            _expect_plain(f"Offer.{name}", getattr(self, name))
+
     @property
     def address(self) -> str:
         """`host:port`."""
         return f"{self.host}:{self.port}"
+
+
+def _expect_plain(name: str, value: Any) -> None:
+    """Raise TypeError for a value that can't be sent to the other ranks."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _expect_plain(f"{name}[{key!r}]", inner)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            _expect_plain(f"{name}[{place}]", inner)
+    elif not isinstance(value, str | int | float | bytes | None):
+        raise TypeError(
+            f"{name} is {a_type(value)}. Offer plain values: str, int, float, bool, None, bytes, "
+            "lists and dicts."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ Distributions are made up: a folder with metadata and a module, put on `sys.path
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pluggy
 import pytest
 
 from polytrain_plugins import (
@@ -51,7 +51,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a made-up distribution that provides one backend."""
 
     def install(
-        distribution: str, name: str, *, module: str = "", source: str | None = None
+        distribution: str,
+        name: str,
+        *,
+        module: str = "",
+        source: str | None = None,
+        attribute: str = "",
     ) -> None:
         module = module or f"module_of_{distribution.replace('-', '_')}"
         site = tmp_path / distribution
@@ -60,7 +65,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n"
         )
-        (info / "entry_points.txt").write_text(f"[polytrain.backends]\n{name} = {module}\n")
+        (info / "entry_points.txt").write_text(
+            f"[polytrain.backends]\n{name} = {module}{attribute}\n"
+        )
         code = MODULE.format(name=name, version=1) if source is None else source
         (site / f"{module}.py").write_text(code)
         monkeypatch.syspath_prepend(site)
@@ -208,10 +215,28 @@ def test_a_module_that_provides_nothing_is_reported_so(install: Install) -> None
         load_backend("made")
 
 
-def test_a_misspelt_hook_is_named(install: Install) -> None:
-    source = MODULE.format(name="made", version=1).replace(
-        "polytrain_backends", "polytrain_backend"
-    )
-    install("polytrain-made", "made", source=source)
-    with pytest.raises(pluggy.PluginValidationError, match="'polytrain_backend'"):
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("def polytrain_backends", "def polytrain_backend", "unknown hook 'polytrain_backend'"),
+        ("@hookimpl", "", "provides none: is it marked with @hookimpl?"),
+        ("return [Made]", "return Made", "'ABCMeta' object is not iterable"),
+        ("return [Made]", "raise OSError('no licence')", "OSError: no licence"),
+        ("return [Made]", "return [Made()]", "provides a Made, which is no class"),
+        ("@dataclass(frozen=True, kw_only=True)", "", "put @dataclass(frozen=True, kw_only=True)"),
+        ("= Capabilities()", "= {}", "a dict as its `capabilities`, not a Capabilities"),
+    ],
+)
+def test_a_mistake_in_a_module_is_named(install: Install, old: str, new: str, message: str) -> None:
+    source = MODULE.format(name="made", version=1)
+    assert old in source
+    install("polytrain-made", "made", source=source.replace(old, new))
+    with pytest.raises(RegistryError, match=re.escape(message)):
+        load_backend("made")
+
+
+def test_an_entry_point_that_names_a_class_is_refused(install: Install) -> None:
+    source = MODULE.format(name="made", version=1)
+    install("polytrain-made", "made", source=source, attribute=":Made")
+    with pytest.raises(RegistryError, match="'module_of_polytrain_made:Made'"):
         load_backend("made")

@@ -38,6 +38,7 @@ from polytrain_plugins import (
 )
 from polytrain_plugins.close_names import ALMOST_THE_SAME, SIMILAR, did_you_mean
 from polytrain_plugins.installed import install_command
+from polytrain_plugins.returned import problems_of
 from polytrain_plugins.type_names import quoted
 
 
@@ -106,12 +107,15 @@ def _call_with(name: str) -> str | None:
 
 def _backend_with(option: str) -> str | None:
     """The name of an installed backend that has an option, if it is only one."""
-    found = []
-    for name in backend_names():
-        with contextlib.suppress(RegistryError):
-            if option in _option_fields(load_backend(name)):
-                found.append(name)
+    found = [cls.name for cls in loaded_backends(backend_names()) if option in _option_fields(cls)]
     return found[0] if len(found) == 1 else None
+
+
+def loaded_backends(names: Iterable[str]) -> Iterator[type[Backend]]:
+    """Yield the installed backends of these names, without those that can't be loaded."""
+    for name in names:
+        with contextlib.suppress(RegistryError):
+            yield load_backend(name)
 
 
 def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -225,7 +229,7 @@ def frequency_problems(spec: RunSpec) -> Iterator[Problem]:
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     """The backend's own problems, and whether its framework and devices are available."""
     yield from installation_problems(backend)
-    problems = list(backend.problems(job))
+    problems = problems_of(backend, job)
     field = "ScalingConfig.use_gpu"
     if (
         job.use_gpu
@@ -260,7 +264,8 @@ def virtual_worker_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield a problem if the backend can't train with virtual workers; it names those that can."""
     if spec.scaling_config.virtual_workers is None or spec.backend.capabilities.virtual_workers:
         return
-    able = [each for each in backend_names() if load_backend(each).capabilities.virtual_workers]
+    loaded = loaded_backends(backend_names())
+    able = [each.name for each in loaded if each.capabilities.virtual_workers]
     if spec.backend.capabilities.exact_scaling:
         remedy = "Leave it out: this backend saves the same model at any number of workers"
     else:
@@ -305,8 +310,11 @@ def installation_problems(backend: Backend) -> Iterator[Problem]:
 
 def missing_modules(required: Mapping[str, str]) -> dict[str, str]:
     """Return those of `Backend.requires` that can't be found, without importing any."""
-    return {
-        module: command
-        for module, command in required.items()
-        if importlib.util.find_spec(module) is None
-    }
+    return {module: command for module, command in required.items() if _is_missing(module)}
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # of a module in a package, the package
+        return True

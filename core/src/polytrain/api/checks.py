@@ -42,6 +42,7 @@ from polytrain.config.constraints import path_or_address, wrong_type
 from polytrain.config.listening import port_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
+from polytrain.functions.function_checks import pickle_problems
 from polytrain.output.observers import follow_record
 from polytrain.policy.labels import allowed
 from polytrain.policy.scaling import (
@@ -55,6 +56,7 @@ from polytrain.storage.location import Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
+from polytrain_plugins.returned import demand_of
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -94,9 +96,15 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         problems += backend_problems(backend, job)
         problems += unused_gpu_problems(spec)
         problems += virtual_worker_problems(spec)
+        if not problems and not spec.is_inline:
+            problems += pickle_problems(
+                "backend",
+                backend,
+                remedy="Give it what can be pickled; what else it needs, its engine makes",
+            )
         if not problems:
             # It needs a backend with valid options.
-            demand = backend.demand(job)
+            demand = demand_of(backend, job)
             problems += _port_problems(spec, demand)
         if not problems:
             # This reads a column.

@@ -42,6 +42,7 @@ from polytrain_plugins import (
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.returned import engine_of
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -268,7 +269,7 @@ class Result(metaclass=RayTrainClass):
         """
         backend, checkpoint = self._to_load(checkpoint)
         with checkpoint.as_directory() as directory:
-            return backend.engine().load(Path(directory))
+            return engine_of(backend).load(Path(directory))
 
     @overload
     def predict(self, data: Any, *, output: None = None, **options: Any) -> Predictions: ...

@@ -76,6 +76,7 @@ from polytrain.storage.location import Location
 from polytrain.text.described import plain, with_plain_fields
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
+from polytrain_plugins.registry import expect_usable
 from polytrain_plugins.type_names import quoted
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class Trainer:
 
     Raises:
         InvalidJobError: if anything is wrong with the arguments; it lists every problem.
+        RegistryError: if the backend was written for another version of the contract.
     """
 
     @user_frames_only
@@ -176,6 +178,7 @@ class Trainer:
         given: Any = backend
         if not isinstance(given, Backend):
             raise_if_any([_no_backend(given)])
+        expect_usable(given)
         spec = RunSpec.of(
             with_plain_fields(backend),
             train_loop_per_worker=train_loop_per_worker,

@@ -57,6 +57,7 @@ from polytrain_plugins import (
     Problem,
     UnsupportedCapabilityError,
 )
+from polytrain_plugins.returned import columns_of, engine_of
 
 _ROWS = Whole(of="rows", least=1, remedy="Give 1 or more or leave it out")
 
@@ -116,9 +117,8 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
     source = _checked(request)
     model = ModelFiles(checkpoint=request.checkpoint)
     with model.directory() as directory:
-        needed = request.backend.engine().model_columns(
-            directory, source.schema.names, **request.options
-        )
+        engine = engine_of(request.backend)
+        needed = columns_of(engine, directory, source.schema.names, request.options)
         digest = "" if request.output is None else digest_of(directory)
     if request.transform is None and {*(needed or ()), *request.keep} & {*source.index}:
         source = described(request.data, columns=[*source.schema.names, *source.index])

@@ -24,6 +24,8 @@ from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import Part, Unit, cut
 from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 from polytrain_plugins import Backend, Predictions
+from polytrain_plugins.returned import engine_of
+from polytrain_plugins.type_names import a_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Predictor:
     def __init__(self, task: PredictionTask) -> None:
         self._task = task
         with task.model.directory() as directory:
-            self._predict: Callable[[pa.Table], Predictions] = task.backend.engine().predictor(
+            self._predict: Callable[[pa.Table], Predictions] = engine_of(task.backend).predictor(
                 directory, **task.options
             )
 
@@ -120,11 +122,17 @@ def checked(predictions: Predictions, rows: int) -> Predictions:
     """Return the predictions if there is one for each row.
 
     Raises:
+        TypeError: they aren't arrays.
         ValueError: there are more or fewer.
     """
     arrays = predictions if isinstance(predictions, Mapping) else {"": predictions}
     for name, array in arrays.items():
-        found = array.shape[0] if array.ndim else "no"
+        if not hasattr(array, "shape"):
+            raise TypeError(
+                f"The backend's engine predicted {a_type(array)}. Return an array whose first axis "
+                "is the rows, or several by name"
+            )
+        found = array.shape[0] if array.shape else "no"
         if found != rows:
             of = f" of {name!r}" if name else ""
             raise ValueError(

@@ -31,6 +31,7 @@ from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_po
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import leave_message, roster_message, to_event
 from polytrain_plugins import Backend, Job
+from polytrain_plugins.returned import demand_of
 
 _HOST = "127.0.0.1"
 _ENTRY = "polytrain.testing.local_rank"
@@ -213,6 +214,6 @@ class _World:
             has_training_function=self._job.spec.train_loop_per_worker is not None,
             datasets={},
         )
-        demand = self._job.spec.backend.demand(job)
+        demand = demand_of(self._job.spec.backend, job)
         modules = (*PRELOAD_WITH_DATA, *demand.preload)
         return modules, {"OMP_NUM_THREADS": "1", **demand.environment}

@@ -49,7 +49,13 @@ class WatchedChannel(SocketChannel):
         return super().poll()
 
 
-def session_with(channel: SocketChannel, directory: Path, **config: Any) -> WorkerSession:
+def session_with(
+    channel: SocketChannel,
+    directory: Path,
+    *,
+    start: StartingPoint | None = None,
+    **config: Any,
+) -> WorkerSession:
     job = WorkerJob(
         spec=RunSpec(
             backend=Reference(),
@@ -61,7 +67,7 @@ def session_with(channel: SocketChannel, directory: Path, **config: Any) -> Work
     order = LaunchOrder(
         attempt_id=AttemptId(token=0, attempt=0),
         members=TWO,
-        start=StartingPoint(),
+        start=start or StartingPoint(),
         first_checkpoint=0,
     )
     engine: Any = None

@@ -16,12 +16,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.api.backend_checks import missing_modules
+from polytrain.api.backend_checks import loaded_backends, missing_modules, missing_options
 from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked, failed_with
 from polytrain.workers.ray.links import LinkEnd, failed_links
-from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
+from polytrain_plugins import Backend, Engine, Member, Offer, World
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -92,8 +92,12 @@ class Endpoint:
 
 def transports_of(names: Sequence[str]) -> list[Backend]:
     """Return the installed backends of these, torch first, which measures connections best."""
-    classes = [load_backend(name) for name in sorted(names, key=lambda name: name != "torch")]
-    return [cls() for cls in classes if not missing_modules(cls.requires)]
+    classes = loaded_backends(sorted(names, key=lambda name: name != "torch"))
+    return [
+        cls()
+        for cls in classes
+        if not missing_modules(cls.requires) and not [*missing_options(cls, {})]
+    ]
 
 
 def world_of(pair: Pair, rank: int, offers: Sequence[Offer], *, gpus: int) -> World:

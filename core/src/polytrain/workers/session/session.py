@@ -23,6 +23,7 @@ from polytrain.linux.progress_page import beat
 from polytrain.policy.copies import CopyPace
 from polytrain.policy.divergence import DivergenceWatch, divergence_rule
 from polytrain.policy.stop_rule import stop_rule
+from polytrain.text.described import is_whole, numbered
 from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
@@ -53,6 +54,7 @@ from polytrain.workers.session.replicas import Replicas
 from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.returned import digests_of, gathered, name_of
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -137,6 +139,9 @@ class WorkerSession:
         )
         self._step = self._first_step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
+        self._last_step = self._saved_step or 0
+        """Declarative training: the last step of this run that is known to be done."""
+
         self._last_metrics: Mapping[str, Any] = {}
         conditions = stop_rule(job.spec.run_config)
         self._stop_rule = conditions if world.me.rank == 0 and conditions.reads_reports else None
@@ -186,12 +191,31 @@ class WorkerSession:
         beat()
         with self._lock:
             self._model = model
-            self._take_metrics(step, plain_metrics(metrics))
+            self._take_metrics(self._next_step(step), plain_metrics(metrics))
             met = self._condition_met()
             if self._writes and model is not None and self._is_due(step):
                 self._save(model, report=partial(self._reported, met, has_checkpoint=True))
             else:
                 self._send_report(met)
+
+    def _next_step(self, step: Any) -> int:
+        """Return a step of declarative training.
+
+        Raises:
+            TypeError: it isn't a whole number.
+            ValueError: it isn't after the last one.
+        """
+        call = f"{name_of(self._engine, 'train')} calls report(step={step!r})"
+        if not is_whole(step):
+            raise TypeError(f"{call}, which is no whole number. Give the number of steps done.")
+        if step <= self._last_step:
+            raise ValueError(
+                f"{call} after {numbered(self._last_step, 'step')}. Count steps over the whole "
+                "run, from 1: one that resumes from session.checkpoint continues with the step "
+                "after that checkpoint's."
+            )
+        self._last_step = int(step)
+        return self._last_step
 
     def finish(self, model: Any) -> None:
         """Save the final model of declarative training, unless it is saved already."""
@@ -318,7 +342,7 @@ class WorkerSession:
         self._expect_own_process(call)
         if self.world.size == 1:
             return [piece]
-        pieces = self._engine.gather_over_ranks(piece, self.world, call=call)
+        pieces = gathered(self._engine, piece, self.world, call=call)
         beat()
         return pieces
 
@@ -502,7 +526,7 @@ class WorkerSession:
         every = self._job.spec.run_config.digests
         if every is None or self._step % every or self.world.me.rank != 0:
             return
-        found = self._engine.digests(self._model)
+        found = digests_of(self._engine, self._model)
         if found:
             yield digested_message(self._step, dict(islice(found.items(), MAX_DIGESTS)))
 

@@ -45,6 +45,7 @@ from polytrain.workers.session.messages import (
 from polytrain.workers.session.session import WorkerSession
 from polytrain.workers.session.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
+from polytrain_plugins.returned import engine_of, join, offered, summed, trained
 
 if TYPE_CHECKING:
     from polytrain.data.shards.shard import BatchedShard
@@ -81,11 +82,10 @@ def run_worker(
     passes = (ConnectionClosedError, *passes)
     try:
         job = job.changed(order)
-        engine = job.spec.backend.engine()
+        engine = engine_of(job.spec.backend)
         with contextlib.ExitStack() as stack:
             enter(WorkerStage.OFFERING)
-            offer = stack.enter_context(engine.offering(order.members[rank]))
-            channel.send(offer_message(offer))
+            channel.send(offer_message(offered(stack, engine, order.members[rank])))
             world = world_from(
                 channel.receive(),
                 attempt=order.attempt,
@@ -94,7 +94,7 @@ def run_worker(
                 virtual_workers=job.spec.scaling_config.virtual_workers,
             )
             enter(WorkerStage.JOINING)
-            stack.enter_context(engine.joined(world))
+            join(stack, engine, world)
             staying = partial(_staying, channel, job, host=order.members[rank].host, passes=passes)
             with staying():
                 opened = shards()
@@ -195,7 +195,7 @@ def _train(
     """Train; return the training function's return value, unless that is None."""
     function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
     if function is None:
-        session.finish(engine.train(shards, session))
+        session.finish(trained(engine, shards, session))
         return None
     try:
         # An inline run's config is the user's own, which a function may change.
@@ -228,13 +228,13 @@ def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedS
     """Check that the collective spans all ranks, and that their rows add up to each data set."""
     counts = {n: s.count() for n, s in shards.items() if not s.is_whole}
     known = {name: rows for name, rows in counts.items() if rows is not None}
-    spanned, *summed = engine.sum_over_ranks([1, *known.values()], world)
+    spanned, *sums = summed(engine, [1, *known.values()], world)
     if spanned != world.size:
         raise JoinError(
             f"{type(engine).__name__}'s collective spans {spanned} of {world.size} ranks: each "
             "part would train a model of its own. Engine.joined must enter the collective."
         )
-    for name, rows in zip(known, summed, strict=True):
+    for name, rows in zip(known, sums, strict=True):
         expected = shards[name].total_rows
         if rows != expected:
             raise JoinError(

@@ -1,0 +1,170 @@
+"""Checks what a backend's methods return: an error names the method, and says what to return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polytrain_plugins.backend import Backend, Demand, Job
+from polytrain_plugins.engine import Engine, Session
+from polytrain_plugins.errors import Problem
+from polytrain_plugins.shard import Shard
+from polytrain_plugins.type_names import a_type
+from polytrain_plugins.world import Member, Offer, World
+
+Value = TypeVar("Value")
+
+
+def name_of(owner: Backend | Engine[Any], method: str) -> str:
+    """Return the name of a method, with its class."""
+    return f"{type(owner).__name__}.{method}"
+
+
+def problems_of(backend: Backend, job: Job) -> list[Problem]:
+    """Return `Backend.problems`.
+
+    Raises:
+        TypeError: it returns something else than problems.
+    """
+    method, wanted = name_of(backend, "problems"), "a list of Problem, or yield each"
+    given: Any = backend.problems(job)
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise _wrong(method, a_type(given), wanted)
+    return [_expected(each, Problem, method, wanted) for each in given]
+
+
+def demand_of(backend: Backend, job: Job) -> Demand:
+    """Return `Backend.demand`.
+
+    Raises:
+        TypeError: it returns something else.
+    """
+    return _expected(backend.demand(job), Demand, name_of(backend, "demand"), "a Demand")
+
+
+def engine_of(backend: Backend) -> Engine[Any]:
+    """Return a new engine.
+
+    Raises:
+        TypeError: `Backend.engine` returns something else.
+    """
+    method = name_of(backend, "engine")
+    return _expected(backend.engine(), Engine, method, "an Engine")  # type: ignore[type-abstract]  # for isinstance
+
+
+def offered(stack: ExitStack, engine: Engine[Any], me: Member) -> Offer:
+    """Enter `Engine.offering`, and return the offer.
+
+    Raises:
+        TypeError: it isn't a context manager, or yields something else.
+    """
+    offer = stack.enter_context(_manager(engine, "offering", engine.offering(me)))
+    if not isinstance(offer, Offer):
+        method = name_of(engine, "offering")
+        raise TypeError(f"{method} yields {a_type(offer)}. Yield an Offer: Offer() offers nothing.")
+    return offer
+
+
+def join(stack: ExitStack, engine: Engine[Any], world: World) -> None:
+    """Enter `Engine.joined`.
+
+    Raises:
+        TypeError: it isn't a context manager.
+    """
+    stack.enter_context(_manager(engine, "joined", engine.joined(world)))
+
+
+def summed(engine: Engine[Any], values: Sequence[int], world: World) -> list[int]:
+    """Return `Engine.sum_over_ranks`.
+
+    Raises:
+        TypeError: it returns something else than as many whole numbers.
+    """
+    sums: Any = engine.sum_over_ranks(values, world)
+    what = a_type(sums)
+    if hasattr(sums, "__iter__") and hasattr(sums, "__len__"):
+        others = [each for each in sums if not isinstance(each, Integral)]
+        if len(sums) == len(values) and not others:
+            return [int(each) for each in sums]
+        what += f" with {a_type(others[0])}" if others else f" of {len(sums)}"
+    wanted = f"a list of {len(values)} whole numbers, the sums of each over all ranks"
+    raise _wrong(name_of(engine, "sum_over_ranks"), what, wanted)
+
+
+def gathered(engine: Engine[Any], piece: bytes, world: World, *, call: str) -> list[bytes]:
+    """Return `Engine.gather_over_ranks`.
+
+    Raises:
+        TypeError: it returns something else than each rank's bytes.
+    """
+    method = name_of(engine, "gather_over_ranks")
+    wanted = f"a list with the bytes of each of {world.size} ranks"
+    pieces = _expected(engine.gather_over_ranks(piece, world, call=call), list, method, wanted)
+    if len(pieces) != world.size:
+        raise _wrong(method, f"a list of {len(pieces)}", wanted)
+    return [_expected(each, bytes, f"{method}, in its list,", wanted) for each in pieces]
+
+
+def trained(engine: Engine[Any], shards: Mapping[str, Shard], session: Session) -> Any:
+    """Train, and return the model of `Engine.train`.
+
+    Raises:
+        TypeError: it returns None.
+    """
+    model = engine.train(shards, session)
+    if model is None:
+        wanted = "the model, which the last checkpoint holds"
+        raise _wrong(name_of(engine, "train"), "None", wanted)
+    return model
+
+
+def digests_of(engine: Engine[Any], model: Any) -> Mapping[str, str]:
+    """Return `Engine.digests`.
+
+    Raises:
+        TypeError: it returns something else than digests by name.
+    """
+    method, wanted = name_of(engine, "digests"), "a dict of names to digests, both str"
+    found: Any = engine.digests(model)
+    by_name: Mapping[str, str] = _expected(found, Mapping, method, wanted)  # type: ignore[type-abstract]  # for isinstance
+    for each in (*by_name, *by_name.values()):
+        _expected(each, str, f"{method}, in its dict,", wanted)
+    return by_name
+
+
+def columns_of(
+    engine: Engine[Any], directory: Path, columns: Sequence[str], options: Mapping[str, Any]
+) -> Sequence[str] | None:
+    """Return `Engine.model_columns`.
+
+    Raises:
+        TypeError: it returns something else than names, or None.
+    """
+    found = engine.model_columns(directory, columns, **options)
+    if isinstance(found, str) or not isinstance(found, Sequence | None):
+        wanted = "a list of names, or None for all"
+        raise _wrong(name_of(engine, "model_columns"), a_type(found), wanted)
+    return found
+
+
+def _manager(engine: Engine[Any], name: str, made: Any) -> AbstractContextManager[Any]:
+    if not hasattr(type(made), "__enter__"):
+        raise TypeError(
+            f"{name_of(engine, name)} returned {a_type(made)}. Put @contextmanager before the "
+            "method, and yield once."
+        )
+    manager: AbstractContextManager[Any] = made
+    return manager
+
+
+def _expected(value: Any, kind: type[Value], method: str, wanted: str) -> Value:
+    if not isinstance(value, kind):
+        raise _wrong(method, a_type(value), wanted)
+    return value
+
+
+def _wrong(method: str, what: str, wanted: str) -> TypeError:
+    return TypeError(f"{method} returned {what}. Return {wanted}.")

@@ -1,0 +1,76 @@
+"""Backends that can't be used: one that is passed itself, and one that is installed beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
+
+import pytest
+
+from polytrain import InvalidJobError, ScalingConfig, Trainer
+from polytrain.backends.reference import Reference
+from polytrain_plugins import ContractVersionError, RegistryError
+from polytrain_plugins.registry import GROUP, installed_entry_points
+
+DATA = {"train": {"x": [1.0, 2.0], "y": [1.0, 0.0]}}
+
+
+def trainer(backend: Any, **scaling: Any) -> Trainer:
+    return Trainer(backend, datasets=DATA, scaling_config=ScalingConfig(**scaling))
+
+
+class Old(Reference):
+    contract_version: ClassVar[int] = 0
+
+
+def test_a_backend_of_another_contract_is_refused_without_an_entry_point_too() -> None:
+    with pytest.raises(ContractVersionError, match="Old was written for version 0 of the backend"):
+        trainer(Old(label="y"))
+
+
+class Undeclared(Reference):
+    capabilities: ClassVar[Any] = {"declarative": True}
+
+
+def test_a_backend_that_declares_nothing_is_refused() -> None:
+    with pytest.raises(RegistryError, match="Undeclared has a dict as its `capabilities`"):
+        trainer(Undeclared(label="y"))
+
+
+class NeedsAModuleOfAPackage(Reference):
+    requires: ClassVar[Mapping[str, str]] = {"package_of_nobody.module": "pip install nobody"}
+
+
+def test_a_module_of_a_missing_package_is_missing() -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        trainer(NeedsAModuleOfAPackage(label="y"))
+    assert "needs package_of_nobody.module, which is not installed. Install it with: pip in" in str(
+        caught.value
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldsALock(Reference):
+    lock: Any = None
+
+
+def test_a_backend_that_cannot_be_sent_is_refused_before_anything_starts() -> None:
+    backend = HoldsALock(label="y", lock=threading.Lock())
+    with pytest.raises(InvalidJobError) as caught:
+        trainer(backend, num_workers=2)
+    assert "backend: it can't be sent to the workers: `backend.lock` is a lock" in str(caught.value)
+    # Nobody sends it.
+    assert trainer(backend, num_workers=0)
+
+
+def test_a_broken_backend_that_is_installed_too_is_nobody_elses_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = EntryPoint(name="broken", value="module_of_nobody", group=GROUP)
+    installed = (broken, *installed_entry_points(GROUP))
+    monkeypatch.setattr("polytrain_plugins.registry.installed_entry_points", lambda _: installed)
+    with pytest.raises(InvalidJobError, match="the reference backend has no virtual workers"):
+        trainer(replace(Reference(), label="y"), num_workers=2, virtual_workers=2)
