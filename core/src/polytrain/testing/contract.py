@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.api.backend_checks import backend_problems, function_problems
+from polytrain.api.backend_checks import backend_problems, function_problems, missing_options
 from polytrain.config.run_spec import RunSpec
 from polytrain.testing.faults import Fault, Kind
 from polytrain.testing.functions import STEPS, broadcast, count_steps, list_ports
@@ -96,13 +96,16 @@ class ContractTier:
         assert backend.contract_version == CONTRACT_VERSION
 
     def test_is_a_value(self) -> None:
-        """The driver half is a frozen dataclass that survives pickling.
+        """The driver half is a frozen dataclass that survives pickling; all options have defaults.
 
-        If this fails: a field holds an open resource, or the class isn't a frozen dataclass.
+        If this fails: a field holds an open resource, or has no default, which a training function
+        needs; or the class isn't a frozen dataclass.
         """
         parameters = getattr(type(self.backend), "__dataclass_params__", None)
         assert parameters is not None, "not a dataclass"
         assert parameters.frozen
+        without_default = [each.field for each in missing_options(type(self.backend), {})]
+        assert not without_default, "give a default: a training function needs no options"
         assert pickle.loads(pickle.dumps(self.backend)) == self.backend
 
     def test_driver_half_imports_no_framework(self) -> None:
