@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tests.committed import intact_checkpoints
 from tests.core.faulty_runs import Run
-from tests.faulty_storage import ERROR, Call, FaultyFileSystem, FromThenOn, Once, Short
+from tests.faulty_storage import ERROR, Call, Faults, FaultyFileSystem, FromThenOn, Once, Short
 
-from polytrain import Result, RunOwnedError
+from polytrain import Checkpoint, Result, RunOwnedError, make_trainer
 from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, directory_name
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import CheckpointError
@@ -180,6 +180,16 @@ def test_a_storage_that_is_out_has_not_lost_anything(look: Operation, tmp_path: 
         scene.filesystem.faults.fault = FromThenOn(at)
         with pytest.raises(OSError, match=ERROR):
             look(scene)
+
+
+def test_a_passing_error_keeps_no_run_from_its_starting_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "weights").touch()
+    for at in range(2):
+        filesystem = FaultyFileSystem(tmp_path, Faults(Once(at)))
+        start = Checkpoint("start", filesystem)
+        make_trainer("reference", lambda: None, restore_from=start)
+        assert len(filesystem.faults.calls) > at
 
 
 def test_what_was_silently_cut_off_is_not_committed(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     problems += cluster_problems_now(spec)
     datasets, wrong_data = described_datasets(spec)
     problems += wrong_data
-    problems += _start_problems(spec)
+    # A wrong request needn't wait for a storage.
+    patience_s = 0 if problems else spec.run_config.storage_timeout_s
+    problems += _start_problems(spec, retry_s=patience_s)
     if backend is not None:
         problems += function_problems(spec)
         if not problems and not spec.is_inline:
@@ -137,7 +139,7 @@ def start_of(spec: RunSpec, *, retry_s: float = 0) -> StartingPoint:
     return starting_point(Location.of(given, retry_s=retry_s))
 
 
-def _start_problems(spec: RunSpec) -> Iterable[Problem]:
+def _start_problems(spec: RunSpec, *, retry_s: float) -> Iterable[Problem]:
     given: Any = spec.restore_from
     if given is not None and not isinstance(given, Checkpoint | str | Path):
         wrong = wrong_type("restore_from", given, Checkpoint)
@@ -145,7 +147,7 @@ def _start_problems(spec: RunSpec) -> Iterable[Problem]:
         yield replace(wrong, remedy="Pass its checkpoint") if is_result else wrong
         return
     try:
-        yield from _wrong_start(spec, start_of(spec))
+        yield from _wrong_start(spec, start_of(spec, retry_s=retry_s))
     except (OSError, ValueError) as error:
         yield unreadable_start(error)
 
@@ -191,7 +193,8 @@ def unreadable_start(error: Exception) -> Problem:
     return Problem(
         field="restore_from",
         what=f"it can't be read: {error}",
-        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory. A run "
+        "that has checkpoints of its own is resumed without it",
     )
 
 
