@@ -1,4 +1,4 @@
-"""Stores an agent's parts of checkpoints, one at a time, on a thread.
+"""Stores an agent's parts of checkpoints, one at a time, on a thread that no program waits for.
 
 The state that a survivor has written, or a copy, has a thread of its own and a limited time: a
 restart waits for it, and can do without it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,8 +60,8 @@ class PartStorer:
         self._store = store
         self._merges_files = merges_files
         self._emit = emit
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
-        self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
+        self._is_closed = False
+        self._turn = asyncio.Lock()
         self._turn_of_state = asyncio.Lock()
         self._late: asyncio.Future[Outcome] | None = None
         """A state that the storage still hasn't taken: the next ones don't wait for it again."""
@@ -120,8 +119,7 @@ class PartStorer:
         if self._store.location.health.has_failed:
             for part in self._unstored.values():
                 kept_if_unstored(self._store, part)
-        for thread in (self._thread, self._thread_of_states):
-            thread.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
 
     async def _store_part(
         self,
@@ -136,10 +134,14 @@ class PartStorer:
         if as_event is not None:
             # Its time begins when those before are stored, or late.
             async with self._turn_of_state:
-                await self._store_state(part, as_event)
+                if not self._is_closed:
+                    await self._store_state(part, as_event)
             return
         self._unstored[part.checkpoint] = part
-        outcome = await _stored_by(self._thread, self._store, part, stored_already)
+        async with self._turn:
+            if self._is_closed:
+                return
+            outcome = await _stored_by_thread(self._store, part, stored_already)
         del self._unstored[part.checkpoint]
         self._keep(part)
         self._emit(outcome)
@@ -158,7 +160,7 @@ class PartStorer:
         if self._late is None or self._late.done():
             reason = f"{location.address} hasn't taken its state within {limit_s:.0f} s"
             store = CheckpointStore(location=limited)
-            storing = asyncio.ensure_future(_stored_by(self._thread_of_states, store, part, {}))
+            storing = asyncio.ensure_future(_stored_by_thread(store, part, {}))
             await asyncio.wait([storing], timeout=limit_s)
             self._late = None if storing.done() else storing
         if self._late is None:
@@ -179,15 +181,11 @@ class PartStorer:
             self._copies[part.checkpoint] = part.staged
 
 
-async def _stored_by(
-    thread: ThreadPoolExecutor,
-    store: CheckpointStore,
-    part: StagedPart,
-    stored_already: StoredAlready,
+async def _stored_by_thread(
+    store: CheckpointStore, part: StagedPart, stored_already: StoredAlready
 ) -> Outcome:
-    loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(thread, _stored, store, part, stored_already)
+        return await in_daemon_thread(_stored, store, part, stored_already)
     except RuntimeError as error:  # the system refuses the thread
         failure = Failure(
             kind=FailureKind.STORAGE, rank=part.rank, message=f"{type(error).__name__}: {error}"
