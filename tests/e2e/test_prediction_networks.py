@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import polytrain
-from polytrain import InvalidJobError, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import Checkpoint, InvalidJobError, Result, RunConfig, ScalingConfig, make_trainer
 
 ROWS = 600
 WEIGHTS = [1.0, -2.0, 0.5]
@@ -110,6 +111,26 @@ def test_workers_get_the_users_functions(of_torch: Result, tmp_path: Path) -> No
     expected = by_torch()[:, 0]
     assert stored["score"].to_numpy() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert np.stack(stored["pair"].to_pylist())[:, 1] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def numbers(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: batch[name] for name in FEATURES}
+
+
+def test_a_column_that_is_kept_reaches_the_model_if_the_transform_returns_it(
+    of_torch: Result, tmp_path: Path
+) -> None:
+    assert of_torch.checkpoint is not None
+    (tmp_path / "alone").mkdir()
+    shutil.copy(Path(of_torch.checkpoint.path, "model.pt"), tmp_path / "alone")
+    of_torch.predict(
+        table(), output=tmp_path / "out", keep=["id", "x0"], num_workers=0, model_fn=build,
+        collate_fn=collate, transform=numbers, checkpoint=Checkpoint(str(tmp_path / "alone")),
+    )  # fmt: skip
+    stored = pq.read_table(tmp_path / "out")
+    assert stored["id"].to_pylist() == table()["id"].to_pylist()
+    found = np.stack(stored["prediction"].to_pylist())
+    assert found == pytest.approx(by_torch(), rel=1e-5, abs=1e-6)
 
 
 def test_a_smaller_batch_or_another_device_resumes(of_torch: Result, tmp_path: Path) -> None:

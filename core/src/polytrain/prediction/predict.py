@@ -215,11 +215,7 @@ def _task(
     request: PredictionRequest, source: Source, model: ModelFiles, needed: Sequence[str] | None
 ) -> PredictionTask:
     names = source.schema.names
-    # Columns that are only kept beside a transform's result aren't for the model.
-    keys = () if request.transform is None else request.keep
-    model_columns = tuple(
-        [name for name in names if name not in keys] if needed is None else needed
-    )
+    model_columns = tuple(_for_every_model(request, names) if needed is None else needed)
     read = {*model_columns, *request.keep}
     output = request.output
     return PredictionTask(
@@ -234,6 +230,14 @@ def _task(
         output=None if output is None else OutputFiles(location=Location.of(output)),
         options=request.options,
     )
+
+
+def _for_every_model(request: PredictionRequest, names: Sequence[str]) -> Sequence[str]:
+    """Return the columns of a model that takes all; not those that are only kept beside them."""
+    if request.transform is None or not request.keep:
+        return names
+    own: list[str] = described(request.data, transform=request.transform).schema.names
+    return own
 
 
 def _record(
