@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polytrain.data.read.pieces import Piece
 from polytrain.prediction.parts import PART_ROWS, cut, default_part_rows, divided, units
+from polytrain.prediction.predictor import streams
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,18 @@ class Rows(Piece):
 
     def seekable(self, *, scattered: bool) -> bool:
         return self.is_seekable
+
+
+def test_a_part_of_a_table_is_sent_without_the_rest_of_it() -> None:
+    kinds = ["one", "other"] * 100_000
+    table = pa.table(
+        {"x": range(200_000), "text": kinds, "kind": pa.array(kinds).dictionary_encode()}
+    )
+    part = table.slice(70_000, 100_000)
+    sent = [*streams(part)]
+    assert len(sent) == 2
+    assert sum(map(len, sent)) < 1.01 * part.nbytes
+    assert pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in sent).equals(part)
 
 
 @given(rows=st.integers(1, 5000), part_rows=st.integers(1, 700))

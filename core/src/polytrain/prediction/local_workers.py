@@ -73,9 +73,11 @@ class LocalWorkers(Workers):
         self._opened.close()
 
     def assign(self, worker: int, unit: Unit) -> None:
-        rows = self._rows_of(unit)
-        message = ["unit", pickle.dumps((unit, rows), protocol=5)]
-        self._pool.send(self._processes[worker], message)
+        process, rows = self._processes[worker], self._rows_of(unit)
+        count = None if rows is None else len(rows)
+        self._pool.send(process, ["unit", pickle.dumps(unit), count])
+        for stream in rows or ():
+            self._pool.send(process, ["rows", stream])
 
     def replace(self, worker: int) -> None:
         number = self._processes[worker] = next(self._numbers)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
-
 from polytrain.api.backend_checks import installation_problems, raise_if_any
 from polytrain.api.cluster_checks import directory_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -42,7 +40,7 @@ from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units
-from polytrain.prediction.predictor import PredictionTask, joined
+from polytrain.prediction.predictor import PredictionTask, joined, streams
 from polytrain.prediction.record import PredictionRecord, split_options
 from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
 from polytrain.run.lease import leased
@@ -376,8 +374,9 @@ def _for_other_processes(
     rows = PieceRows(source.pieces, source.schema)
     columns = list(task.columns)
 
-    def rows_of(unit: Unit) -> pa.Table:
-        return rows.read(range(unit[0].rows.start, unit[-1].rows.stop)).select(columns)
+    def rows_of(unit: Unit) -> Sequence[bytes]:
+        table = rows.read(range(unit[0].rows.start, unit[-1].rows.stop)).select(columns)
+        return [*streams(table)]
 
     bare = replace(task, source=replace(source, pieces=()))
     return pickled_apart(*code, value=bare, kind=apart), rows_of

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -71,19 +71,19 @@ class Predictor:
                 directory, **task.options
             )
 
-    def predicted(self, unit: Unit, rows: pa.Table | None = None) -> Iterator[PredictedPart]:
+    def predicted(self, unit: Unit, rows: Iterable[bytes] | None = None) -> Iterator[PredictedPart]:
         """Predict the parts of a unit one by one.
 
         Args:
             unit: the parts.
-            rows: the rows of the parts, unless this process reads them.
+            rows: `streams` of the rows of the parts, unless this process reads them.
         """
         if rows is None:
             whole = range(unit[0].rows.start, unit[-1].rows.stop)
             source = self._task.source
             tables = PieceRows(source.pieces, source.schema).scan(whole, self._task.columns)
         else:
-            tables = in_steps(rows)
+            tables = (pa.ipc.open_stream(stream).read_all() for stream in rows)
         for part, cuts in groupby(cut(tables, unit), key=itemgetter(0)):
             yield self._finished(part, (table for _, table in cuts))
 
@@ -107,6 +107,18 @@ class Predictor:
         size = self._task.batch_size or table.num_rows
         batches = (table.slice(start, size) for start in range(0, table.num_rows, size))
         return joined([checked(self._predict(batch), batch.num_rows) for batch in batches])
+
+
+def streams(table: pa.Table) -> Iterator[bytes]:
+    """Yield the rows of a table, a few at a time, for another process.
+
+    A pickle of a part of a table would hold all of the table's memory.
+    """
+    for rows in in_steps(table):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        yield sink.getvalue().to_pybytes()
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
@@ -183,9 +195,9 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         predictor = Predictor(pickle.loads(task))
         while True:
             channel.send(["ready"])
-            _, pickled = channel.receive()
-            unit, rows = pickle.loads(pickled)
-            for part in predictor.predicted(unit, rows):
+            _, unit, count = channel.receive()
+            rows = None if count is None else (channel.receive()[1] for _ in range(count))
+            for part in predictor.predicted(pickle.loads(unit), rows):
                 channel.send(["predicted", dumps(part)])
     except ConnectionClosedError:
         return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -63,7 +62,7 @@ class _Worker:
             raise
         self._predictor = Predictor(task)
 
-    def start(self, unit: Unit, rows: pa.Table | None) -> PredictedPart | None:
+    def start(self, unit: Unit, rows: Sequence[bytes] | None) -> PredictedPart | None:
         """Predict the first part of a unit."""
         assert self._predictor is not None
         self._parts = self._predictor.predicted(unit, rows)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from polytrain.errors import PredictionFailedError
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart
@@ -17,8 +15,9 @@ from polytrain.prediction.predictor import PredictedPart
 PickledTask = tuple[bytes, list[Any]]
 """A `PredictionTask` pickled by `pickled_apart`."""
 
-RowsOf = Callable[[Unit], pa.Table | None]
-"""Returns the rows that must be sent with a unit; None if its worker reads them."""
+RowsOf = Callable[[Unit], Sequence[bytes] | None]
+"""Returns the rows that must be sent with a unit, as streams of a few; None if its worker reads
+them."""
 
 MOST_LOSSES = 3
 """Workers that may be lost with the same rows: rows that kill a worker do so every time."""
