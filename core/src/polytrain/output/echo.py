@@ -134,7 +134,6 @@ def painted(text: str, style: Style) -> str:
 
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-_NO_COLOUR = "\x1b[0m"
 
 
 def echo(line: str = "", *, err: bool = False, style: Style = Style.PLAIN) -> None:
@@ -161,7 +160,7 @@ def output_line(line: str, target: TextIO) -> str:
     other control sequences are escaped.
     """
     texts = [printable(text.expandtabs()) for text in _COLOUR.split(line)[::2]]
-    colours = [*_COLOUR.findall(line), _NO_COLOUR]
+    colours = [*_COLOUR.findall(line), _RESET]
     if len(texts) == 1 or not (_is_terminal(target) or is_notebook()):
         return "".join(texts)
     return "".join(f"{text}{colour}" for text, colour in zip(texts, colours, strict=True))
