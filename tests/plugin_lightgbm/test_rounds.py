@@ -47,6 +47,45 @@ def test_a_callback_may_change_the_share_of_drawn_rows(name: str) -> None:
         assert draws.mask(booster, 3).mean() == pytest.approx(rate, abs=0.05)
 
 
+def test_a_round_reads_the_weights_of_its_rows_and_metrics_those_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = {"objective": "lambdarank", "bagging_fraction": 0.5, "bagging_freq": 1}
+    options = LightGBM(label="y", group="q", params=params)
+    relevance = np.random.default_rng(0).integers(0, 4, ROWS)
+    rows = Rows(
+        table=pa.table({"y": relevance, "q": np.arange(ROWS) // 20, "w": np.ones(ROWS)}),
+        options=options,
+    )
+
+    def data(**given: Any) -> lightgbm.Dataset:
+        x = np.random.default_rng(1).normal(size=(ROWS, 1))
+        quiet = {"verbosity": -1}
+        return lightgbm.Dataset(x, relevance, group=rows.query_sizes, params=quiet, **given)
+
+    train = data().construct()
+    draws = RowDraws(
+        options=options,
+        agreement=Agreement(
+            categories={},
+            reference=train,
+            numbers=RowNumbers(first_row=0, first_query=0, total_rows=ROWS),
+            rows={"train": rows},
+        ),
+    )
+    draws.prepare(train)
+    booster = lightgbm.Booster(options.booster_params(1), train)
+    booster.add_valid(data(reference=train), "all")
+    # LightGBM would compute the weights of queries anew, where its metrics don't look.
+    monkeypatch.setattr(train, "set_field", lambda *_: pytest.fail("a booster reads the fields"))
+    draws.update(booster, train, 0, None)
+    assert [each[2] for each in booster.eval_train()] == [each[2] for each in booster.eval_valid()]
+    weights = draws.mask(booster, 0).astype(float)
+    alone = lightgbm.Booster(booster.params, data(weight=weights))
+    alone.update()
+    assert booster.model_to_string() == alone.model_to_string()
+
+
 @pytest.mark.parametrize(
     ("params", "changed"),
     [

@@ -28,7 +28,7 @@ from polytrain_lightgbm.parameters import (
     reported_by_one_machine,
     value,
 )
-from polytrain_lightgbm.private import begin_record, is_recording, merge
+from polytrain_lightgbm.private import begin_record, field_of, is_recording, merge
 from polytrain_lightgbm.rounds import RowDraws, check_draws, evaluated, reset_draws
 from polytrain_lightgbm.train_metrics import TrainMetrics
 
@@ -290,14 +290,13 @@ def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
     Some objectives refuse that, though only the sum over all machines matters. One row gets the
     smallest float32 above 0 until the booster exists; it reads the fields again in every round.
     """
-    fields = {name: train.get_field(name) for name in ("label", "weight")}
-    zeros = {name: old.copy() for name, old in fields.items() if old is not None and not old.any()}
-    least = np.finfo(np.float32).tiny
-    for name, old in zeros.items():
-        train.set_field(name, np.append(old[:-1], least))
+    fields = (field_of(train, name) for name in ("label", "weight"))
+    zeros = [values for values in fields if values is not None and not values.any()]
+    for values in zeros:
+        values[-1] = np.finfo(np.float32).tiny
     yield
-    for name, old in zeros.items():
-        train.set_field(name, old)
+    for values in zeros:
+        values[-1] = 0
 
 
 @contextmanager

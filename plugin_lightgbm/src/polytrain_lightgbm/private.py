@@ -26,6 +26,23 @@ def begin_record(callback: Any, env: lightgbm.callback.CallbackEnv) -> None:
     callback._init(env)
 
 
+def field_of(dataset: lightgbm.Dataset, name: str) -> Any:
+    """Return the memory of a field of float32 numbers, shape `[rows]`; None without the field.
+
+    A booster reads it in every round. Setting the field, as `set_field` does, would also compute
+    the weights of queries anew, elsewhere: ranking metrics would read memory that was freed.
+    """
+    import ctypes
+
+    import numpy as np
+    from lightgbm.basic import _LIB, _c_str, _safe_call
+
+    rows, kind, place = ctypes.c_int(), ctypes.c_int(), ctypes.POINTER(ctypes.c_float)()
+    found = map(ctypes.byref, (rows, place, kind))
+    _safe_call(_LIB.LGBM_DatasetGetField(dataset._handle, _c_str(name), *found))
+    return np.ctypeslib.as_array(place, (rows.value,)) if rows.value else None
+
+
 def merge(booster: lightgbm.Booster, other: lightgbm.Booster) -> None:
     """Insert copies of another booster's trees before a booster's own.
 

@@ -18,6 +18,7 @@ from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, Rows
 from polytrain_lightgbm.parameters import is_true, value
+from polytrain_lightgbm.private import field_of
 from polytrain_lightgbm.train_metrics import TrainMetrics, plain
 
 
@@ -53,10 +54,11 @@ class RowDraws:
         if fobj is not None:
             booster.update(fobj=of_rows(fobj, mask))
             return
-        train.set_field("weight", self._weights * mask)
+        weights = field_of(train, "weight")
+        weights *= mask
         booster.update()
         # Metrics use all rows.
-        train.set_field("weight", self._weights)
+        weights[:] = self._weights
 
     @property
     def _rows(self) -> Rows:
