@@ -235,6 +235,12 @@ def test_a_variable_that_a_function_does_not_read_makes_no_difference(
             "class CONFIG:\n    @property\n    def size(self): return 1",
             "class CONFIG:\n    @property\n    def size(self): return 2",
         ),
+        (
+            "class Times:\n    def __init__(self, n): self.n, self.__wrapped__ = n, len\n"
+            "    def __call__(self): return self.n\nCONFIG = Times(1)",
+            "class Times:\n    def __init__(self, n): self.n, self.__wrapped__ = n, len\n"
+            "    def __call__(self): return self.n\nCONFIG = Times(2)",
+        ),
         ("def CONFIG(*, rate=[1]): pass", "def CONFIG(*, rate=[2]): pass"),
         ("def CONFIG(a, b): pass", "def CONFIG(a, *, b): pass"),
         (

@@ -167,7 +167,7 @@ def _of_wrapper(value: Any) -> tuple[Any, ...] | None:
         of, name = value.__self__, f"{value.__module__}.{value.__qualname__}"
         return (name,) if isinstance(of, ModuleType) else (name, of)
     # `functools.cache`, and compilers: what else they hold comes and goes.
-    held = attributes_of(value)
+    held = {} if is_users_module(kind.__module__) else attributes_of(value)
     return (held["__wrapped__"],) if "__wrapped__" in held else None
 
 
