@@ -106,6 +106,24 @@ def test_a_look_at_the_first_batch_leaves_the_place_of_a_restart() -> None:
     assert stands(again) == (5, 0)
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_look_before_the_training_is_not_read_for_its_first_report(is_held: bool) -> None:
+    one = cursor()
+    loops = [batches(one) for _ in range(2)]
+    for loop in loops:
+        next(loop)
+        if not is_held:
+            loop.close()
+    with one.epoch() as epoch:
+        epoch.given(30)
+        one.reported()
+        assert one.looked_past is not None
+        assert (one.looked_past.epoch, one.looked_past.start) == (2, 0)
+        epoch.given(60)
+        one.reported()
+        assert one.looked_past is None
+
+
 @pytest.mark.parametrize(
     "train",
     [

@@ -151,6 +151,15 @@ def test_the_place_may_be_in_the_next_epoch(
     assert left_out({"train": place(*good)}, {"train": place(*bad)}) == ({"train": expected}, "")
 
 
+def test_what_was_only_looked_at_is_not_blamed() -> None:
+    """Two looks at the first batch; then a report of the second epoch's first, or of none."""
+    start, now = {"train": place(0, 0)}, place(2, 10)
+    looked = replace(now, since=(2, 0))
+    assert left_out(start, {"train": looked}) == ({"train": ((2, 0, 10),)}, "")
+    for unclear in (now, replace(looked, place=(2, 0))):
+        assert "all of an epoch" in left_out(start, {"train": unclear})[1]
+
+
 def test_data_that_is_read_to_validate_comes_again() -> None:
     good = {"train": place(0, 50), "valid": place(0, 0)}
     assert left_out(good, {"train": place(0, 60), "valid": place(1, 0)})[0] == {

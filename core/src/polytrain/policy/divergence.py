@@ -40,6 +40,9 @@ class DataPlace:
     skips: bool
     """Whether its batches can be left out by their positions."""
 
+    since: Place = (0, 0)
+    """Where reading for the report began at the earliest: see `Cursor.looked_past`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceRule:
@@ -294,7 +297,7 @@ def left_out(
     moved = {
         name: (start, now)
         for name, now in bad.items()
-        for start in [good[name].place if name in good else (0, 0)]
+        for start in [_start(good[name].place if name in good else (0, 0), now)]
         # Where only an epoch has ended, no row was read.
         if _is_epoch(start, now) or any(_between(start, now))
     }
@@ -317,6 +320,11 @@ def left_out(
     if fixed:
         return {}, f"batches of {_names(fixed)} can't be left out by their positions. {_INSTEAD}"
     return {name: tuple(_between(start, now)) for name, (start, now) in parts.items()}, ""
+
+
+def _start(good: Place, now: DataPlace) -> Place:
+    """Where what was read since a good report begins, but for looks at the first batches."""
+    return max(good, now.since) if now.since < now.place else good
 
 
 def _is_epoch(start: Place, now: DataPlace) -> bool:

@@ -63,6 +63,11 @@ class Cursor(Generic[AnyPosition]):
         self._recorded: Epoch | None = None
         """The epoch in which a checkpoint has recorded the position, until that moves."""
 
+        self._reported_at: AnyPosition = position
+        self._looked_past: AnyPosition | None = None
+        self.looked_past: AnyPosition | None = None
+        """Where reading for the last report began, if the data were only looked at before."""
+
         self._has_reported = False
         self._was_left: Epoch | None = None
         """A loop that was left after a few batches since the last report, which says nothing."""
@@ -101,6 +106,8 @@ class Cursor(Generic[AnyPosition]):
         if self._looked_to is not None:
             self._position = self._looked_to
         self._resumed = self._looked_to = self._was_left = None
+        self.looked_past, self._looked_past = self._looked_past, None
+        self._reported_at = self._position
         self._has_reported = True
         if self._begun is not None:
             self._begun.has_reported = True
@@ -170,6 +177,7 @@ class Cursor(Generic[AnyPosition]):
             if self._begun is not None:
                 self._begun.is_over = self._begun.is_overtaken = True
                 self._leave(self._begun)
+                self._pass_over(self._begun, epoch.number, epoch.start)
             self.is_ambiguous |= self._is_left
         if self._begun is not epoch and self._was_left is not None:
             self.look, self._was_left = self._was_left, None
@@ -206,12 +214,24 @@ class Cursor(Generic[AnyPosition]):
             self._position, self._looked_to = self._resumed, after
         else:
             self._position = after
+            self._pass_over(epoch, after.epoch, after.start)
             self._was_left = epoch if self._has_reported and epoch.may_be_look else None
         self._begun = None
 
     def _is_look(self, epoch: Epoch) -> bool:
         """Return whether an epoch before the training was a look at the first batch."""
         return self.begins_anywhere and epoch.is_loop
+
+    def _pass_over(self, epoch: Epoch, number: int, start: int) -> None:
+        """Leave a look out of what the next report is for, if nothing was read before it.
+
+        Args:
+            number: of the epoch that follows.
+            start: its first position.
+        """
+        first = self._looked_past or self._reported_at
+        if epoch.may_be_look and (epoch.number, epoch.start) == (first.epoch, first.start):
+            self._looked_past = first.moved(number, start)
 
     def _leave(self, epoch: Epoch) -> None:
         """Note that an epoch is over, with or without rows left."""

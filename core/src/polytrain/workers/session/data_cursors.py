@@ -141,4 +141,6 @@ def _place(cursor: Cursor[Any]) -> DataPlace:
     position = cursor.position
     # A stream's rows have no numbers, and it has no end that is known.
     rows = position.plan.rows if cursor.skips else 2**62
-    return DataPlace(place=(position.epoch, position.start), rows=rows, skips=cursor.skips)
+    place, past = (position.epoch, position.start), cursor.looked_past
+    since = (0, 0) if past is None else (past.epoch, past.start)
+    return DataPlace(place=place, rows=rows, skips=cursor.skips, since=since)
