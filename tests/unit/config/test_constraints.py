@@ -35,7 +35,17 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "CheckpointConfig.memory": ([0, 10**400, True, 1.5, "always"], 'Give 1 or more, "auto"'),
     "ScalingConfig.num_workers": ([-1, 10**400, 1.5, (2, 1), (1, 10**5000), [1, 2], "2"], "Give "),
     "ScalingConfig.resources_per_worker": (
-        [5, {"CPU": -1}, {"CPU": math.nan}, {"a": 10**400}, {"gpu": 1}],
+        [
+            5,
+            {"CPU": -1},
+            {"CPU": math.nan},
+            {"CPU": math.inf},
+            {"CPU": 1e-5},
+            {"GPU": 1.5},
+            {"gpu": 1},
+            {"a": 10**400},
+            {"object_store_memory": 1e7},
+        ],
         "",
     ),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),

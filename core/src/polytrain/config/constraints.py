@@ -255,6 +255,11 @@ _RAYS = ("CPU", "GPU", "TPU", "HPU", "NPU", "neuron_cores", "memory")
 _MOST_RESOURCES = 2.0**63
 """Of any resource: bytes of memory are the smallest unit."""
 
+_OF_ITS_STORE = "object_store_memory"
+
+_LEAST_AMOUNT = 0.0001
+"""The unit in which Ray counts resources."""
+
 _FOLDED = {name.casefold().replace("_", "").rstrip("s"): name for name in _RAYS}
 
 
@@ -284,6 +289,13 @@ def resource_amounts(given: Mapping[Any, Any]) -> Iterator[Wrong]:
                 f"{quoted(amount)} is not an amount of {name!r}",
                 'Give a number, 0 or more, for example {"CPU": 2}',
             )
+        elif 0 < amount < _LEAST_AMOUNT:
+            yield f"Ray has no amount as small as {amount} {name}", f"Give 0 or {_LEAST_AMOUNT:g}"
+        elif name == "GPU" and amount > 1 and amount % 1:
+            yield f"Ray gives no worker {amount} GPUs", "Give a part of one, or a whole number"
+        if name == _OF_ITS_STORE:
+            # A node's daemon dies of a placement group with it.
+            yield f"Ray reserves no {name} for workers", "Leave it out"
         meant = _FOLDED.get(str(name).casefold().replace("_", "").rstrip("s"))
         if meant is not None and name != meant:
             yield f"Ray has no resource {name!r}", f"Write {meant!r}"
