@@ -369,6 +369,22 @@ def test_a_failure_before_that_checkpoint_is_committed_costs_an_attempt(
         assert play.conclusion().stopped == MET.stopped
 
 
+@pytest.mark.parametrize("committed", [4, 5])
+def test_a_rank_that_has_stopped_for_a_move_ends_no_run_before_its_condition(
+    committed: int,
+) -> None:
+    """Rank 0 met it in a step that the other one doesn't take any more."""
+    play = Play(2).launched().training().tell(MOVE, MET)
+    play.state = replace(play.state, committed=committed)
+    assert play.tell(drained(1)).latest == (Kill(attempt=0),)
+    play.tell(*killed(2))
+    if committed == 5:
+        assert play.conclusion().stopped == MET.stopped
+    else:
+        assert isinstance(play.latest[-1], AcquireWorkers)
+        assert play.state.drain is None
+
+
 def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:
     play = Play(1).launched()
     play.state = replace(play.state, saves=False)

@@ -285,7 +285,13 @@ def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transiti
 def _drained(state: State, rank: int, *, now: float) -> Transition:
     if not isinstance(state.phase, Training) or state.drain is None:
         return Transition(state=state)
-    reason = f"rank {rank} has stopped after its checkpoint, {state.drain.purpose}"
+    drain = state.drain
+    reason = f"rank {rank} has stopped after its checkpoint, {drain.purpose}"
+    if rank != 0 and state.committed < drain.until_step:
+        # It was asked before rank 0 met a condition, which the next attempt meets again.
+        reason = f"rank {rank} has stopped before step {drain.until_step}, which ends the run"
+        drain = replace(drain, purpose=Purpose.MOVE, reason=reason, stopped=None, until_step=0)
+    state = replace(state, drain=drain)
     return _ended_as_planned(state, reason=reason, now=now)
 
 
