@@ -60,7 +60,8 @@ def lose_hosts(
         )
         assert eventually(lambda: (path / "stands").exists(), 120)
         for host in spares:
-            join_ray(address, host, cpus=1)
+            # Room for two, so that what is reserved on a silent host moves at once.
+            join_ray(address, host, cpus=2)
         [launched] = _entries(path, "Launched")
         by_address = {host.address: host for host in (first, *workers)}
         both = [by_address[each] for each in launched["hosts"]]
