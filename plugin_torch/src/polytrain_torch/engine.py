@@ -39,6 +39,7 @@ from polytrain_torch.collectives.call_agreement import agree_on_call, agreeing
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import forget_group
 from polytrain_torch.devices import current_device, offered, own_device
+from polytrain_torch.extension_locks import guarded_extension_locks
 from polytrain_torch.libraries import give_rank
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import clear_mesh_caches, makes_state
@@ -120,7 +121,7 @@ class TorchEngine(Engine[Any]):
         me = world.me
         store = self.store(world)
         device = own_device(world)
-        with changed_environment(variables(world)):
+        with guarded_extension_locks(), changed_environment(variables(world)):
             give_rank(world.me)
             dist.init_process_group(
                 backend=self._process_group or ("nccl" if me.gpus else "gloo"),
