@@ -53,7 +53,7 @@ ROOMS = (
 """What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
 
 OWN_ROOMS = {
-    "prediction": ("data", "policy.scaling", "workers"),
+    "prediction": ("api.cluster_checks", "data", "policy.scaling", "workers"),
     "validation": ("policy.validation", "run.attached_work", "workers"),
     "view": (
         "policy.links",
