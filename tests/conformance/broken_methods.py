@@ -53,6 +53,10 @@ class HoldsALock(Mylib):
     lock: Any = field(default_factory=threading.Lock)
 
 
+class NamesNoOption(Mylib):
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"round"})
+
+
 class ImportsTheLibraryInTheDriver(Mylib):
     requires: ClassVar[Mapping[str, str]] = {"sqlite3": "pip install sqlite3"}
 

@@ -31,6 +31,7 @@ MEANT: Mapping[str, tuple[str, str]] = {
     "DoesNotClaimToTrain": ("capabilities", "test_declares_what_it_has[declarative]"),
     "DoesNotClaimToPredict": ("capabilities", "test_declares_what_it_has[predictive]"),
     "HoldsALock": ("options", "test_is_a_value"),
+    "NamesNoOption": ("mutable_on_resume", "test_is_a_value"),
     "ImportsTheLibraryInTheDriver": ("problems", "test_driver_half_imports_no_framework"),
     "RefusesTheDeviceThatItClaims": ("problems", "test_gpu"),
     "WantsEveryRowOnEveryRank": ("demand", "test_declarative_run_survives_a_kill"),

@@ -34,6 +34,11 @@ class BackendConformance(ContractTier, TrainerTier, ChaosTier):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        if isinstance(given := vars(cls).get("backend"), type):
+            raise TypeError(
+                f"{cls.__name__}.backend is the class {given.__name__}. Give a backend with "
+                f"options for the kit's data: backend = {given.__name__}(…)"
+            )
         standard = _standard_tests()
         replaced = sorted(standard & vars(cls).keys())
         if replaced:

@@ -99,13 +99,15 @@ class ContractTier:
         """The driver half is a frozen dataclass that survives pickling; all options have defaults.
 
         If this fails: a field holds an open resource, or has no default, which a training function
-        needs; or the class isn't a frozen dataclass.
+        needs; the class isn't a frozen dataclass; or `mutable_on_resume` names no option.
         """
         parameters = getattr(type(self.backend), "__dataclass_params__", None)
         assert parameters is not None, "not a dataclass"
         assert parameters.frozen
         without_default = [each.field for each in missing_options(type(self.backend), {})]
         assert not without_default, "give a default: a training function needs no options"
+        options = {each.name for each in dataclasses.fields(self.backend)}  # type: ignore[arg-type]  # every backend is a dataclass
+        assert {*self.backend.mutable_on_resume} <= options, "mutable_on_resume names no option"
         assert pickle.loads(pickle.dumps(self.backend)) == self.backend
 
     def test_driver_half_imports_no_framework(self) -> None:
