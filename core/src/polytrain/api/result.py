@@ -37,7 +37,6 @@ from polytrain_plugins import (
     Backend,
     CheckpointInfo,
     Predictions,
-    RegistryError,
     Stopped,
     load_backend,
 )
@@ -579,6 +578,6 @@ def _backend(identity: Mapping[str, Any]) -> Backend | None:
     """
     try:
         return load_backend(identity["backend"])(**options_of(identity))
-    except (RegistryError, TypeError):
-        # It isn't installed on this machine, or an option that it needs is lacking.
+    except Exception:
+        # It isn't installed on this machine, or it refuses to be made without an option.
         return None
