@@ -6,11 +6,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from polytrain import InvalidJobError, ScalingConfig, Trainer
+from polytrain import CheckpointError, InvalidJobError, Result, RunConfig, ScalingConfig, Trainer
 from polytrain.backends.reference import Reference
 from polytrain_plugins import ContractVersionError, RegistryError
 from polytrain_plugins.registry import GROUP, installed_entry_points
@@ -74,3 +75,25 @@ def test_a_broken_backend_that_is_installed_too_is_nobody_elses_problem(
     monkeypatch.setattr("polytrain_plugins.registry.installed_entry_points", lambda _: installed)
     with pytest.raises(InvalidJobError, match="the reference backend has no virtual workers"):
         trainer(replace(Reference(), label="y"), num_workers=2, virtual_workers=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusesToBeMade(Reference):
+    def __post_init__(self) -> None:
+        raise ValueError("give an objective")
+
+
+def test_a_result_is_read_although_its_backend_refuses_to_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that are functions aren't in the journal; a backend may insist on one."""
+    config = RunConfig(storage_path=tmp_path, progress=False)
+    inline = ScalingConfig(num_workers=0)
+    made = Trainer(
+        Reference(rounds=1, label="y"), datasets=DATA, scaling_config=inline, run_config=config
+    ).fit()
+    monkeypatch.setattr("polytrain.api.result.load_backend", lambda _: RefusesToBeMade)
+    result = Result.from_path(made.path)
+    assert result.metrics == made.metrics
+    with pytest.raises(CheckpointError, match=r"or pass it: Result.from_path\(path, backend=…\)"):
+        result.load_model()
