@@ -14,7 +14,8 @@ from polytrain.data_errors import one_line
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
 from polytrain.policy.connections import Origins, is_broken_connection
-from polytrain.workers.session.messages import raised_message, to_event
+from polytrain.workers.session.messages import to_event
+from polytrain.workers.session.raised_errors import raised_message
 from polytrain.workers.session.socket_collective import MODULES
 
 

@@ -14,7 +14,7 @@ from polytrain.events.output import flush_output
 from polytrain.functions.pickling import THIS_MACHINE, note_unreadable, pickled_error, unpickled
 from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Message, SocketChannel
-from polytrain.workers.session.messages import raised_message
+from polytrain.workers.session.raised_errors import raised_message
 from polytrain_plugins.type_names import a_type
 
 _OPENMP = "OMP_NUM_THREADS"

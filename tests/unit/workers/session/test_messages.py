@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.api.backend_checks import raise_if_any
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, StagedPart
-from polytrain.errors import CheckpointError, FailureKind
-from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
+from polytrain.events.attempt import Done, Drained, Event, Joined, Offered, Reported
 from polytrain.events.notices import PreemptionInfo
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
@@ -28,7 +24,6 @@ from polytrain.workers.session.messages import (
     leave_message,
     offer_message,
     preemption_of,
-    raised_message,
     report_message,
     roster_message,
     settled_message,
@@ -37,7 +32,7 @@ from polytrain.workers.session.messages import (
     to_part,
     world_from,
 )
-from polytrain_plugins import Offer, Problem
+from polytrain_plugins import Offer
 
 plain = st.recursive(
     st.none()
@@ -115,99 +110,6 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
 )
 def test_what_a_trainer_says_is_what_happens(message: Message, event: Event) -> None:
     assert heard(message) == event
-
-
-def raised() -> ValueError:
-    """An exception that has been raised."""
-    try:
-        raise ValueError("no such column: é")
-    except ValueError as error:
-        return error
-
-
-def test_an_exception_arrives_with_its_traceback() -> None:
-    event = heard(raised_message(raised(), b"pickle"))
-    assert isinstance(event, Failed)
-    failure = event.failure
-    assert (failure.kind, failure.rank) == (FailureKind.USER_ERROR, 5)
-    assert failure.message == "ValueError: no such column: é"
-    assert 'raise ValueError("no such column: é")' in failure.traceback
-    assert failure.error == b"pickle"
-
-
-def caused(number: int, kind: type[Exception]) -> Exception:
-    """An exception that was raised because of an error of the system."""
-    try:
-        try:
-            raise OSError(number, os.strerror(number))
-        except OSError as error:
-            raise kind("no") from error
-    except kind as error:
-        return error
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (caused(errno.ENOSPC, CheckpointError), FailureKind.STORAGE),
-        (caused(errno.EDQUOT, CheckpointError), FailureKind.STORAGE),
-        (caused(errno.EROFS, CheckpointError), FailureKind.STORAGE),
-        (caused(errno.EACCES, CheckpointError), FailureKind.USER_ERROR),
-        (CheckpointError("no such directory"), FailureKind.USER_ERROR),
-        (caused(errno.ENOSPC, RuntimeError), FailureKind.USER_ERROR),
-        (OSError(errno.ENOSPC, "No space left on device"), FailureKind.USER_ERROR),
-        (MemoryError(), FailureKind.OUT_OF_MEMORY),
-    ],
-)
-def test_a_disk_that_takes_no_checkpoint_is_no_error_of_the_user(
-    error: Exception, kind: FailureKind
-) -> None:
-    event = heard(raised_message(error, None))
-    assert isinstance(event, Failed)
-    assert event.failure.kind is kind
-
-
-def test_a_full_disk_is_known_when_a_library_raises_it_again() -> None:
-    """Keras does so with what its callbacks raise."""
-    caught = caused(errno.ENOSPC, CheckpointError)
-    try:
-        try:
-            raise caught
-        except CheckpointError as error:
-            raise error from None
-    except CheckpointError as error:
-        event = heard(raised_message(error, None))
-    assert isinstance(event, Failed)
-    assert event.failure.kind is FailureKind.STORAGE
-
-
-def refused(values: object) -> Exception:
-    try:
-        raise_if_any(values)  # type: ignore[arg-type]  # wrong on purpose
-    except Exception as error:
-        return error
-    raise AssertionError
-
-
-def test_the_line_that_is_refused_is_the_last_one_of_a_traceback() -> None:
-    problem = Problem(field="a", what="it is wrong", remedy="Mend it")
-    event = heard(raised_message(refused([problem]), None))
-    assert isinstance(event, Failed)
-    assert "in raise_if_any" not in event.failure.traceback
-    assert event.failure.traceback.count("raise_if_any(values)") == 1
-
-
-def test_a_mistake_of_ours_keeps_its_own_line() -> None:
-    event = heard(raised_message(refused(5), None))
-    assert isinstance(event, Failed)
-    assert "in raise_if_any" in event.failure.traceback
-
-
-def test_an_exception_about_an_undecodable_file_name_arrives() -> None:
-    """Such a name holds lone surrogates, which UTF-8 can't hold: losing the error is no option."""
-    event = heard(raised_message(FileNotFoundError("no file 'caf\udce9.csv'"), None))
-    assert isinstance(event, Failed)
-    assert event.failure.message.startswith("FileNotFoundError: no file 'caf")
 
 
 STAGED = staged_message(

@@ -39,9 +39,9 @@ from polytrain.workers.session.messages import (
     joined_message,
     leave_message,
     offer_message,
-    raised_message,
     world_from,
 )
+from polytrain.workers.session.raised_errors import raised_message
 from polytrain.workers.session.session import WorkerSession
 from polytrain.workers.session.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
