@@ -272,6 +272,29 @@ def test_an_agent_that_is_lost_with_a_node_that_was_to_go_is_free() -> None:
     assert place == AcquireWorkers(avoid={"node-1": math.inf})
 
 
+@pytest.mark.parametrize(
+    ("rank", "how", "kind"),
+    [
+        (2, "killed by SIGTERM", FailureKind.PREEMPTED),
+        (2, "its zygote died", FailureKind.PREEMPTED),
+        (2, "killed by SIGSEGV", FailureKind.WORKER_LOST),
+        (0, "killed by SIGTERM", FailureKind.WORKER_LOST),
+    ],
+)
+def test_a_process_that_ends_before_the_agent_of_a_node_that_goes_is_free(
+    rank: int, how: str, kind: FailureKind
+) -> None:
+    """A host that shuts down sends SIGTERM to all its processes, and some end first."""
+    play = Play(4, max_failures=0).launched().training().tell(reported(0, 1), MOVE)
+    play.tell(exited(rank, killed=False, how=how))
+    play.tell(*(exited(other, killed=True) for other in range(4) if other != rank))
+    ended = play.latest[0]
+    assert isinstance(ended, EndAttempt)
+    assert ended.root is not None
+    assert ended.root.kind is kind
+    assert isinstance(play.state.phase, Concluded) == (kind is FailureKind.WORKER_LOST)
+
+
 def test_an_agent_that_is_lost_on_another_node_meanwhile_is_not() -> None:
     play = Play(4, max_failures=0).launched().training().tell(MOVE)
     play.tell(AgentLost(rank=0, reason="node died", kind=FailureKind.NODE_LOST))

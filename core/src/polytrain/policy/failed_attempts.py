@@ -185,6 +185,15 @@ def failed_attempt(
     )
 
 
+def is_crash(how: str) -> bool:
+    """Return whether a process has ended by itself.
+
+    Args:
+        how: begins with how it ended.
+    """
+    return _CRASH.match(how) is not None
+
+
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others.
 
@@ -205,7 +214,7 @@ def type_of(message: str) -> str:
 
 def _error_of(failure: Failure) -> RankError | None:
     """Return the error to compare between attempts; None if its cause is external."""
-    is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
+    crashed = failure.kind is FailureKind.WORKER_LOST and is_crash(failure.message)
     # A rank raises it if its disk is full or read-only. Agents' uploads fail for what may pass.
     # A rank raises an error of its start if its code does; others' resources may come.
     may_pass = failure.kind in (FailureKind.STORAGE, FailureKind.STARTUP)
@@ -215,7 +224,7 @@ def _error_of(failure: Failure) -> RankError | None:
         who = "all" if failure.rank is None else f"rank {failure.rank}"
         return RankError(kind=failure.kind, message=who, step=failure.step)
     known = (*RAISED, FailureKind.CONNECTION_LOST, FailureKind.REPLICAS_DIFFER)
-    if failure.kind not in known and not is_crash and not is_raised:
+    if failure.kind not in known and not crashed and not is_raised:
         return None
     message = _PASSING.sub("", failure.message)
     place = tuple(_FRAME.findall(failure.traceback))

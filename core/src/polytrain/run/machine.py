@@ -44,7 +44,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.notices import PreemptionInfo, earliest
-from polytrain.policy.failed_attempts import NOT_JOINED, failed_attempt
+from polytrain.policy.failed_attempts import NOT_JOINED, failed_attempt, is_crash
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,
@@ -358,8 +358,7 @@ def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
     if isinstance(state.phase, Placing):
         # The pool replaces this agent while it places the others.
         return Transition(state=state, reason=f"rank {event.rank}: {event.reason}")
-    expected = state.nodes[event.rank : event.rank + 1]
-    kind = FailureKind.PREEMPTED if state.leaving_nodes.intersection(expected) else event.kind
+    kind = FailureKind.PREEMPTED if _is_on_leaving_node(state, event.rank) else event.kind
     failure = Failure(kind=kind, rank=event.rank, message=event.reason)
     transition = _failed(state, failure, now=now, loses_agent=True)
     ending = transition.state.phase
@@ -367,6 +366,10 @@ def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
         ending = replace(ending, lost_agents=ending.lost_agents.insert(event.rank))
         transition = replace(transition, state=replace(transition.state, phase=ending))
     return _gone_while_ending(transition, event.rank, now=now)
+
+
+def _is_on_leaving_node(state: State, rank: int) -> bool:
+    return not state.leaving_nodes.isdisjoint(state.nodes[rank : rank + 1])
 
 
 def _concluded_failed(state: State, failures: tuple[Failure, ...], reason: str) -> Transition:
@@ -414,6 +417,9 @@ def _of_exit(state: State, event: Exited) -> Failure:
     kind, how = FailureKind.WORKER_LOST, event.how
     if event.out_of_memory:
         kind, how = FailureKind.OUT_OF_MEMORY, "ended by the kernel, which was out of memory,"
+    elif _is_on_leaving_node(state, event.rank) and not is_crash(how):
+        # The node's processes end in any order: its agent may be lost later.
+        kind = FailureKind.PREEMPTED
     before = "its training was done" if event.rank in state.steps else "it had joined the others"
     return Failure(
         kind=kind, rank=event.rank, message=f"{how} before {before}", output=event.output
