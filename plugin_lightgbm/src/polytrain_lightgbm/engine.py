@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.boosting.columns import Numbers
-from polytrain.boosting.report_callbacks import RoundReports, history_in
+from polytrain.boosting.round_reports import RoundReports, history_in
 from polytrain.extension import LeaderListener, leader_listener
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting

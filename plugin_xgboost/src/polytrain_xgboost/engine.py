@@ -15,7 +15,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
-from polytrain.boosting.report_callbacks import RoundReports, history_in
+from polytrain.boosting.round_reports import RoundReports, history_in
 from polytrain_plugins import (
     Engine,
     Member,

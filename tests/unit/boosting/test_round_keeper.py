@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from polytrain.boosting import report_callbacks
-from polytrain.boosting.report_callbacks import RoundKeeper
+from polytrain.boosting import round_reports
+from polytrain.boosting.round_reports import RoundKeeper
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place
 
 
@@ -69,7 +69,7 @@ class Training:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     rank = Rank()
-    monkeypatch.setattr(report_callbacks, "survivor", lambda: rank)
+    monkeypatch.setattr(round_reports, "survivor", lambda: rank)
     yield Training(rank)
     for states in rank.kept:
         states.close()
