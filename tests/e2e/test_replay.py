@@ -219,6 +219,12 @@ def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="no reports after step 20"):
         result.replay(a_trainer(tmp_path, 0), from_step=20)
     assert contents(tmp_path) == before
+    # As the line of a driver that has resumed it, or of what was left out.
+    journal = tmp_path / "run" / "journal.jsonl"
+    opened, *others = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join((opened, others[0][:20] + "\n", *others[1:])))
+    with pytest.raises(CheckpointError, match=r"replayed: .*line 2 can't be read"):
+        result.replay(a_trainer(tmp_path, 0))
 
 
 def counting(config: dict[str, Any]) -> None:

@@ -52,6 +52,8 @@ def replay(
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:
         raise RunNotFoundError(no_run_text(location))
+    if history.damage.lines:
+        raise CheckpointError(f"{location.address} can't be replayed: {history.damage}.")
     if not len(history.reports):
         raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
     last_step = int(history.reports.steps()[-1])
