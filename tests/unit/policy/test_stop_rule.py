@@ -106,8 +106,8 @@ def test_the_result_says_which_condition_was_met_where_and_by_what() -> None:
         step=57,
         value=0.05,
     )
-    assert str(met({"training_iteration": 3}, 3)) == (
-        "stopped by a condition: training_iteration >= 3"
+    assert str(met({"training_iteration": 1234567}, 1234567)) == (
+        "stopped by a condition: training_iteration >= 1234567"
     )
 
 

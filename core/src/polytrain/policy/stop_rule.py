@@ -50,7 +50,7 @@ class Limit:
         return value if is_number and _COMPARES[self.comparison](value, self.value) else None
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.comparison} {self.value:g}"
+        return f"{self.metric} {self.comparison} {self.value:.15g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
