@@ -234,6 +234,7 @@ def finds_its_best_model_early(config: dict[str, Any]) -> Any:
             if config["dies"] and is_first and self.global_step == 7:
                 shutil.rmtree(directory, ignore_errors=True)
                 os.kill(os.getpid(), signal.SIGKILL)
+            assert is_first or Path(best.last_model_path).is_file()
             return (self.weight - 1).square().sum()
 
         def validation_step(self, batch: Any, index: int) -> None:
@@ -245,7 +246,7 @@ def finds_its_best_model_early(config: dict[str, Any]) -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    best = ModelCheckpoint(dirpath=directory, monitor="error", save_top_k=3)
+    best = ModelCheckpoint(dirpath=directory, monitor="error", save_top_k=3, save_last=True)
     trainer = Trainer(max_epochs=4, callbacks=[best], logger=False, enable_model_summary=False)
     loader = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)
     model = Weight()

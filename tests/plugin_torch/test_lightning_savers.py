@@ -11,6 +11,7 @@ from tests.plugin_torch.conftest import Run
 
 LOSS: dict[str, Any] = {"monitor": "loss", "save_top_k": -1}
 ERROR: dict[str, Any] = {"monitor": "error", "save_top_k": -1}
+OFTEN: dict[str, Any] = {"every_n_train_steps": 2}
 
 
 def saved(run: Run, output: Path, *, stops_at: tuple[str, int] | None, **config: Any) -> Any:
@@ -115,6 +116,8 @@ CASES: dict[str, tuple[tuple[str, int], dict[str, Any]]] = {
     "after a validation": (("training", 5), {"saves": [{}, ERROR], "validates_every": 2}),
     "after an epoch": (("training", 7), {"saves": [{}, LOSS, {"save_last": True, **ERROR}]}),
     "after the last epoch": (("end", 12), {"saves": [{}, ERROR]}),
+    "after the first last": (("training", 3), {"saves": [{"save_last": True, **OFTEN}]}),
+    "after the first link": (("training", 3), {"saves": [{"save_last": "link", **OFTEN}]}),
     "with links": (
         ("training", 5),
         {

@@ -1,7 +1,7 @@
 """The files of `ModelCheckpoint` for a trainer that resumes where they are gone.
 
-`best_model_path` and `best_k_models` are paths below its directory. On another machine, or after a
-clean-up, only the run's checkpoints have these files.
+`best_model_path`, `best_k_models` and `last_model_path` are paths below its directory. On another
+machine, or after a clean-up, only the run's checkpoints have these files.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def _callbacks(trainer: Any) -> list[ModelCheckpoint]:
 
 
 def _paths(state: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the best models in a callback's state."""
-    return [*dict.fromkeys(filter(None, (*state["best_k_models"], state["best_model_path"])))]
+    """Return the paths of the best models in a callback's state, and of the last one."""
+    paths = (*state["best_k_models"], state["best_model_path"], state["last_model_path"])
+    return [*dict.fromkeys(filter(None, paths))]
 
 
 def _replace(
@@ -155,6 +156,7 @@ def _replace(
             place = best(scores, key=lambda path: scores[path]) if scores else ""
             state["best_model_score"] = scores.get(place)
         state["best_model_path"] = place
+    state["last_model_path"] = moved.get(state["last_model_path"]) or ""
     # Otherwise Lightning takes over the path of the best model alone, without its score.
     state["dirpath"] = callback.dirpath
     state["best_k_models"] = scores

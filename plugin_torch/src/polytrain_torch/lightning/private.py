@@ -182,16 +182,18 @@ def saved_last(callback: Any) -> dict[str, Any]:
         "dirpath": callback.dirpath,
         "step": callback._last_global_step_saved,
         "path": callback._last_checkpoint_saved,
+        "last": callback.last_model_path,
         "waits": callback._defer_save_until_validation,
     }
 
 
 def set_saved_last(callback: Any, saved: Mapping[str, Any]) -> None:
-    """Restore what `saved_last` has returned. In another directory there is no such file."""
+    """Restore what `saved_last` has returned. In another directory there are no such files."""
     callback._last_global_step_saved = saved["step"]
     callback._defer_save_until_validation = saved["waits"]
     if callback.dirpath == saved["dirpath"]:
         callback._last_checkpoint_saved = saved["path"]
+        callback.last_model_path = callback.last_model_path or saved["last"]
 
 
 def count_as_saved(callback: Any, step: int, path: str, hook: str) -> None:
@@ -203,6 +205,19 @@ def count_as_saved(callback: Any, step: int, path: str, hook: str) -> None:
     callback._last_checkpoint_saved = path
     if hook == "on_validation_end":
         callback._defer_save_until_validation = False
+
+
+def save_last_model(callback: Any, trainer: Any) -> None:
+    """Have a `ModelCheckpoint` save its last model now, and not again in the same step."""
+    own, step = type(callback)._save_last_checkpoint, trainer.global_step
+
+    def later(trainer: Any, candidates: Any) -> None:
+        del callback._save_last_checkpoint
+        if trainer.global_step != step:
+            own(callback, trainer, candidates)
+
+    own(callback, trainer, callback._monitor_candidates(trainer))
+    callback._save_last_checkpoint = later
 
 
 def forget_restart(trainer: Any) -> None:

@@ -1,6 +1,7 @@
 """Has the `ModelCheckpoint`s that are due together save before the first one's file is reported.
 
 A callback's state is in the files of those that save after it, so only the last file has them all.
+Its `last_model_path` is in that file itself, so the callback saves it before the report, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ with needed("lightning"):
     from polytrain_torch.lightning.private import (
         count_as_saved,
         current_hook,
+        save_last_model,
         saved_last,
         set_saved_last,
     )
@@ -41,6 +43,8 @@ def save_others(trainer: Any, saved: Path) -> None:
     if hook not in _ARGUMENTS or saver is None:
         return
     count_as_saved(saver, trainer.global_step, str(saved), hook)
+    if saver.save_last and str(saved) != saver.last_model_path:
+        save_last_model(saver, trainer)
     for each in callbacks[callbacks.index(saver) + 1 :]:
         if getattr(type(each), hook) is getattr(ModelCheckpoint, hook):
             getattr(each, hook)(trainer, trainer.lightning_module, *_ARGUMENTS[hook])
