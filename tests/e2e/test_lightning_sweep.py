@@ -27,7 +27,12 @@ from polytrain import Result, RunConfig
 fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_torch.lightning"))
 
 FLAGS: dict[str, dict[str, Any]] = {
-    "accumulate_grad_batches": {"accumulate_grad_batches": 2},
+    # It saves after validations, also while gradients are added up.
+    "accumulate_grad_batches": {
+        "accumulate_grad_batches": 2,
+        "val_check_interval": 5,
+        "saves_every": None,
+    },
     "barebones": {"barebones": True},
     "callbacks": {"early_stopping": True, "saves_every": 5},
     "callbacks(EarlyStopping; saved before a validation)": {

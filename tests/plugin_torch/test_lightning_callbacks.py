@@ -18,6 +18,7 @@ STEPS = range(3 * BATCHES - 1, 2, -1)
 
 CALLBACKS = (
     "BackboneFinetuning",  # Which is a BaseFinetuning
+    "LambdaCallback",  # It saves while gradients are added up.
     "GradientAccumulationScheduler",
     "OnExceptionCheckpoint",
     "SpikeDetection",
@@ -45,6 +46,7 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
             "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler(
                 {0: 1, 1: 2}
             ),
+            "LambdaCallback": lambda: callbacks.LambdaCallback(on_train_batch_end=save_within),
             "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.3),
             "OnExceptionCheckpoint": lambda: callbacks.OnExceptionCheckpoint(output),
             "SpikeDetection": lambda: callbacks.SpikeDetection(rtol=1e9),
@@ -53,6 +55,10 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
             ),
             "WeightAveraging": callbacks.WeightAveraging,
         }
+
+        def save_within(trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int) -> None:
+            if index == 1:
+                trainer.save_checkpoint(output / f"{trainer.current_epoch}.ckpt")
 
         class Regression(lightning.LightningModule):
             def __init__(self) -> None:
@@ -74,13 +80,14 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
 
         # More often, the exception would come where a checkpoint is; and the first checkpoint is
         # to come after weights are pruned.
-        often = {"OnExceptionCheckpoint": 2, "ModelPruning": BATCHES + 1}
+        often = {"OnExceptionCheckpoint": 2, "ModelPruning": BATCHES + 1, "LambdaCallback": 100}
         saves_every = often.get(callback, 1)
         torch.manual_seed(1)
         x = torch.randn(8, 3)
         module = Regression()
         trainer = Trainer(
             max_epochs=3,
+            accumulate_grad_batches=3 if callback == "LambdaCallback" else 1,
             default_root_dir=str(output),
             logger=False,
             enable_model_summary=False,
@@ -104,7 +111,7 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("callback", [*CALLBACKS[:1], *map(only_in_sweep, CALLBACKS[1:])])
+@pytest.mark.parametrize("callback", [*CALLBACKS[:2], *map(only_in_sweep, CALLBACKS[2:])])
 def test_a_fit_that_resumes_ends_with_the_same_weights(
     run: Run, tmp_path: Path, selected: Selected, callback: str
 ) -> None:
