@@ -36,6 +36,9 @@ def training_function(folder: str) -> Callable[[Any], None]:
                 self.rows: list[int] = []
                 self.stop_after = stop_after
 
+            def on_train_batch_start(self, batch: Any, index: int) -> int | None:
+                return -1 if index == config["skips_from"] else None
+
             def training_step(self, batch: Any, index: int) -> torch.Tensor:
                 if self.global_step == self.stop_after:
                     raise InterruptedError
@@ -65,7 +68,9 @@ def training_function(folder: str) -> Callable[[Any], None]:
         rows = torch.arange(ROWS)
         stopped: list[bool] = []
         if config["resumes"]:
-            loader: dict[str, Any] = {"sampler": DistributedSampler(rows), "batch_size": 2}
+            loader: dict[str, Any] = {"batch_size": 2}
+            if config["skips_from"] < 0:
+                loader["sampler"] = DistributedSampler(rows)
             options = {"use_distributed_sampler": config["splits"]}
             is_first = polytrain.get_checkpoint() is None
             seen = fitted(stop_after=2 if is_first else -1, epochs=2, **options)
@@ -88,7 +93,7 @@ def test_what_the_user_divides_is_not_divided_again(tmp_path: Path) -> None:
         data=pa.table({"x": [1.0, 2.0]}),
         path=tmp_path / "world",
         training_function=training_function(str(tmp_path / "lightning")),
-        training_config={"resumes": False},
+        training_config={"resumes": False, "skips_from": -1},
     )
     failures = [str(rank.failure) for rank in record.ranks if rank.failure]
     assert not failures, "\n".join(failures)
@@ -101,13 +106,18 @@ def test_what_the_user_divides_is_not_divided_again(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("splits", [True, False])
-def test_a_distributed_sampler_goes_on_at_its_place(run: Run, tmp_path: Path, splits: bool) -> None:
-    """After two batches of the first epoch come its others, and then the next epoch."""
+@pytest.mark.parametrize(("splits", "skips_from"), [(True, -1), (False, -1), (True, 2)])
+def test_a_loader_goes_on_at_its_place(
+    run: Run, tmp_path: Path, splits: bool, skips_from: int
+) -> None:
+    """After two batches of the first epoch come its others, unless skipped, and the next epoch."""
     train = training_function(str(tmp_path / "lightning"))
-    config = {"resumes": True, "splits": splits}
+    config = {"resumes": True, "splits": splits, "skips_from": skips_from}
     first = run(train, train_loop_config=config)
     resumed = run(train, train_loop_config=config, restore_from=first.checkpoint)
+    if skips_from > 0:
+        assert resumed.metrics["rows"] == [*range(4)]
+        return
     epochs = []
     for number in range(2):
         sampler = DistributedSampler(range(ROWS), 1, 0)

@@ -279,6 +279,8 @@ class Trainer(lightning.Trainer):
             self._kept.after_end(self)
 
     def _end_pass(self, own_end: Any) -> None:
+        # Also if a hook has skipped the rest: a single batch isn't taken for a look then.
+        self._end_epoch_of_loaders()
         own_end()
         self._agree_on_stop()
         if self._reports.is_training:
