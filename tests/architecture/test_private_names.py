@@ -67,6 +67,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "lightning.pytorch.callbacks.ModelCheckpoint": (
             *("_defer_save_until_validation", "_last_checkpoint_saved", "_last_global_step_saved"),
+            *("_monitor_candidates", "_save_last_checkpoint"),
         ),
         "lightning.pytorch.loggers.CSVLogger": ("_experiment", "_version"),
         "lightning.pytorch.loggers.TensorBoardLogger": (
@@ -92,7 +93,8 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "transformers": {
         "transformers.Trainer": (
-            *("_globalstep_last_logged", "_init_training_state", "_initial_global_step"),
+            *("_finalize_training", "_globalstep_last_logged", "_init_training_state"),
+            "_initial_global_step",
             *("_load_rng_state", "_maybe_log_save_evaluate", "_total_loss_scalar", "_tr_loss"),
         ),
         "transformers.integrations.TensorBoardCallback": ("_init_summary_writer",),

@@ -5,6 +5,7 @@ Only this module breaks if a newer version renames one.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,8 +46,11 @@ def replace_starting_place(
     trainer._init_training_state = lambda *args: place(own(*args))
 
 
+_SECONDS = "seconds"
+
+
 class LogSums:
-    """What a Transformers trainer, or one of TRL's, adds up for its logs.
+    """What a Transformers trainer, or one of TRL's, adds up for its logs, and its time.
 
     Its checkpoints lack it: without it, logs after a restart would be of the steps since.
     """
@@ -57,6 +61,18 @@ class LogSums:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._metrics: dict[tuple[str, str], _Values] = {}
+        self._seconds = 0.0
+        """Seconds of training before this attempt, up to the checkpoint that it resumes from."""
+
+        self._began = time.monotonic()
+        own = trainer._finalize_training
+        trainer._finalize_training = lambda trial, rows, began: own(
+            trial, rows, began - self._seconds
+        )
+
+    def begin(self) -> None:
+        """Note that a call of `train()` begins."""
+        self._seconds, self._began = 0.0, time.monotonic()
 
     @property
     def loss(self) -> torch.Tensor:
@@ -70,6 +86,7 @@ class LogSums:
         """
         names = (name for name in self._NAMES if hasattr(self._trainer, name))
         own = {name: float(getattr(self._trainer, name)) for name in names}
+        own[_SECONDS] = self._seconds + time.monotonic() - self._began
         if more is not None:
             own["_tr_loss"] = float(self.loss + more)
         return {**own, **self._of_trl()}
@@ -86,7 +103,7 @@ class LogSums:
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue what `kept` or `as_json` has returned."""
-        trainer = self._trainer
+        trainer, self._seconds = self._trainer, kept.get(_SECONDS, 0.0)
         for name in self._NAMES:
             if name not in kept or not hasattr(trainer, name):
                 continue

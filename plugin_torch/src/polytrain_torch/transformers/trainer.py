@@ -110,6 +110,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         nonlocal is_resumed, is_first_call
+        sums.begin()
         keep_all_batches("Transformers finds its place in an epoch by the number of steps")
         files = reports._begin_call(trainer)
         is_resumed = files is not None and made_by(files) is not None
@@ -146,12 +147,12 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
         return end_step
 
-    reports._sums = LogSums(trainer)
+    reports._sums = sums = LogSums(trainer)
     steps = KeptSteps(
         trainer,
         reports,
         end_step=replace_end_of_step(trainer, ending_step),
-        sums=reports._sums,
+        sums=sums,
         write_beside=lambda files: write_made_by(files, reports, trainer.args),
         read_back=_read_back,
     )
