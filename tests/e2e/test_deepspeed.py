@@ -134,6 +134,7 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
         lr_scheduler=Schedule(optimizer, 1),
         config={
             "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
             "zero_optimization": {"stage": config["stage"]},
             "zero_allow_untested_optimizer": True,
         },
@@ -158,15 +159,22 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
     ],
 )
 def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
-    quiet: RunConfig, stage: int, part: str | None, message: str | None
+    quiet: RunConfig,
+    capfd: pytest.CaptureFixture[str],
+    stage: int,
+    part: str | None,
+    message: str | None,
 ) -> None:
+    """Also if that is too early."""
     config = {"stage": stage, "part": part}
     if message is None:
         result = fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
-        assert result.metrics == {"steps": 2}
-        return
-    with pytest.raises(TrainingFailedError, match=message):
-        fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
+        assert result.metrics == {"steps": 1}
+    else:
+        with pytest.raises(TrainingFailedError, match=message):
+            fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
+    warned = "".join(capfd.readouterr())
+    assert "A report comes between backward() and the optimizer's step" in warned
 
 
 def train_apart(config: dict[str, Any]) -> list[Any]:

@@ -11,13 +11,14 @@ Three calls replace DeepSpeed's own:
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,14 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.private import deepspeed_config
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.survivors.unused_gradients import LACKS_GRADIENTS
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("deepspeed"):
     import deepspeed
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+logger = logging.getLogger(__name__)
 
 _PROGRESS_FILE = "progress.pt"
 
@@ -133,6 +137,8 @@ def report(
             without ZeRO can't be loaded.
     """
     refuse_options(progress)
+    if engine.micro_steps % engine.gradient_accumulation_steps() and dist.get_rank() == 0:
+        _warn_of_gradients()
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
         # DeepSpeed saves only rank 0's buffers.
@@ -148,6 +154,11 @@ def report(
         with part_of(directory) as part:
             save_rank_states(part)
             report_part(metrics, part, validation)
+
+
+@cache
+def _warn_of_gradients() -> None:
+    logger.warning("%s", LACKS_GRADIENTS)
 
 
 def _read_back(engine: Any, directory: Path) -> None:

@@ -43,7 +43,7 @@ from polytrain_torch.survivors.kept_by_rank import LENGTHS, State
 from polytrain_torch.survivors.live_parts import LiveParts
 from polytrain_torch.survivors.loop_variables import Frames
 from polytrain_torch.survivors.point_writer import Files, PointWriter, write_files
-from polytrain_torch.survivors.unused_gradients import UnusedGradients
+from polytrain_torch.survivors.unused_gradients import LACKS_GRADIENTS, UnusedGradients
 from polytrain_torch.virtual_workers import current as virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -344,11 +344,7 @@ class Keeper:
 
     def _warn_of_gradients(self) -> None:
         if not self._has_warned and get_context().get_world_rank() == 0:
-            logger.warning(
-                "A report comes between backward() and the optimizer's step: its checkpoint "
-                "doesn't have the gradients so far, and a restart from it loses them. Report after "
-                "the step, once for all batches whose gradients it adds up."
-            )
+            logger.warning("%s", LACKS_GRADIENTS)
         self._has_warned = True
 
     def _pass(self, keep: Callable[[], None]) -> None:

@@ -16,6 +16,12 @@ import torch
 from polytrain_torch.private import version_of
 from polytrain_torch.survivors.live_parts import local_part
 
+LACKS_GRADIENTS = (
+    "A report comes between backward() and the optimizer's step: its checkpoint doesn't have the "
+    "gradients so far, and a restart from it loses them. Report after the step, once for all "
+    "batches whose gradients it adds up."
+)
+
 _Look: TypeAlias = tuple[weakref.ref[torch.Tensor], int]
 """A gradient, which nobody holds for this, and the number of writes to it."""
 
