@@ -74,7 +74,8 @@ def saved(run: Run, output: Path, *, stops_at: tuple[str, int] | None, **config:
             callbacks=callbacks,
         )
         try:
-            trainer.fit(Regression(), DataLoader(rows, batch_size=2), DataLoader(rows))
+            # The last one is `ckpt_path`.
+            trainer.fit(Regression(), DataLoader(rows, batch_size=2), DataLoader(rows), None, None)
         except InterruptedError:
             return
         found = [

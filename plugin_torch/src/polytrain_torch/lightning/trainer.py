@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from functools import cache, partial
@@ -143,11 +144,13 @@ class Trainer(lightning.Trainer):
             TypeError: the module is from the package pytorch_lightning.
             ValueError: a later call saved the checkpoint, so it lacks the result of this one.
         """
-        _refuse_other_package(*args, *options.values())
+        # By names: a restart replaces `ckpt_path`.
+        options = dict(inspect.signature(super().fit).bind(*args, **options).arguments)
+        _refuse_other_package(*options.values())
         if is_search(self.callbacks):
             # A restart searches again: a search neither resumes nor leaves a checkpoint.
             self._reports.fit = SEARCH
-            super().fit(*args, **options)
+            super().fit(**options)
             return
         number = self._reports.fit = fits.next()
         checkpoint = checkpoint_of_fit(number)
@@ -158,7 +161,7 @@ class Trainer(lightning.Trainer):
         self._reports.loads_anything = options.get("weights_only") is False
         if checkpoint is not None or get_context().get_attempt():
             self._keep_logs(is_fresh=options.get("ckpt_path") is None)
-        super().fit(*args, **options)
+        super().fit(**options)
         agree_on_call("the end of Lightning's fit")
 
     def validate(self, *args: Any, **options: Any) -> Any:
@@ -171,9 +174,11 @@ class Trainer(lightning.Trainer):
         _refuse_other_package(*args, *options.values())
         return super().test(*args, **options)
 
-    def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
+    def save_checkpoint(
+        self, filepath: Any, weights_only: Any = None, storage_options: Any = None
+    ) -> None:
         """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
-        super().save_checkpoint(filepath, weights_only, **options)
+        super().save_checkpoint(filepath, weights_only, storage_options)
         _wait_for_files(self.strategy.checkpoint_io)
         # Outside of training, callbacks such as a learning-rate finder save for themselves.
         if not self._reports.is_training:
