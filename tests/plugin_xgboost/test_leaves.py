@@ -30,13 +30,15 @@ def test_what_each_round_asks_of_a_booster_appends_no_trees(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That takes the longer, the more trees there are."""
-    data = xgboost.QuantileDMatrix(np.arange(8.0).reshape(8, 1), label=np.arange(8.0))
+    names = ["größe"]
+    numbers = np.arange(8.0)
+    data = xgboost.QuantileDMatrix(numbers.reshape(8, 1), label=numbers, feature_names=names)
     params = {"objective": "reg:absoluteerror", "base_score": 0.0}
-    tree = bytes(xgboost.train(params, data, 1).save_raw("json"))
+    tree = xgboost.train(params, data, 1).save_raw("json")
     appended: list[int] = []
     append = GrowingBooster._append
 
-    def noted(booster: GrowingBooster, texts: tuple[bytes, ...]) -> None:
+    def noted(booster: GrowingBooster, texts: tuple[bytearray, ...]) -> None:
         appended.append(len(texts))
         append(booster, texts)
 
@@ -53,6 +55,7 @@ def test_what_each_round_asks_of_a_booster_appends_no_trees(
     assert len(booster.get_dump()) == 3
     assert appended == [3]
     assert booster.attr("best_score") == "2"
+    assert booster.feature_names == names
 
 
 def test_vector_leaves_of_several_workers_are_refused() -> None:

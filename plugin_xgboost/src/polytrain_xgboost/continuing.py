@@ -30,6 +30,14 @@ def trees_of(given: Any) -> xgboost.Booster | None:
     return model
 
 
+def file_of(model: Mapping[str, Any]) -> bytearray:
+    """Return a model's parsed JSON as a file that XGBoost loads.
+
+    It doesn't know JSON's escapes of letters, as in features' names.
+    """
+    return bytearray(json.dumps(model, ensure_ascii=False).encode())
+
+
 def forget_best_round(model: xgboost.Booster) -> None:
     """Remove early stopping's attributes from a model."""
     model.set_attr(best_iteration=None, best_score=None)

@@ -13,6 +13,7 @@ import xgboost
 
 from polytrain.extension import NotCleanError
 from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.continuing import file_of
 from polytrain_xgboost.history import History, Score
 
 Save = Callable[[xgboost.Booster, History, Path], None]
@@ -124,4 +125,4 @@ def _first_rounds(
     count = trees["iteration_indptr"][-1]
     trees["trees"], trees["tree_info"] = trees["trees"][:count], trees["tree_info"][:count]
     trees["gbtree_model_param"]["num_trees"] = str(count)
-    return xgboost.Booster(model_file=bytearray(json.dumps(whole).encode()))
+    return xgboost.Booster(model_file=file_of(whole))

@@ -24,6 +24,7 @@ from polytrain.boosting.sampling import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import Callbacks, TunableBooster
 from polytrain_xgboost.collective import Outside, Ranks, outside_the_collective
+from polytrain_xgboost.continuing import file_of
 from polytrain_xgboost.matrices import TrainingData
 from polytrain_xgboost.rounds import boost, drawn_rows
 
@@ -33,9 +34,9 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 class GrowingBooster(TunableBooster):
     """A booster that appends new trees only when they are used: it takes long."""
 
-    _waiting: tuple[bytes, ...] = ()
+    _waiting: tuple[bytearray, ...] = ()
 
-    def append(self, round_: bytes) -> None:
+    def append(self, round_: bytearray) -> None:
         """Append the trees of a round.
 
         Args:
@@ -66,7 +67,7 @@ class GrowingBooster(TunableBooster):
             return int(super().num_boosted_rounds()) + len(waiting)
 
     @contextmanager
-    def _as_it_is(self) -> Iterator[tuple[bytes, ...]]:
+    def _as_it_is(self) -> Iterator[tuple[bytearray, ...]]:
         """Use the booster without the waiting trees, which this yields."""
         waiting, self._waiting = self._waiting, ()
         try:
@@ -91,7 +92,7 @@ class GrowingBooster(TunableBooster):
     def handle(self, handle: Any) -> None:
         self._handle = handle
 
-    def _append(self, texts: tuple[bytes, ...]) -> None:
+    def _append(self, texts: tuple[bytearray, ...]) -> None:
         model, rounds = json.loads(self.save_raw("json")), [*map(json.loads, texts)]
         if self.num_boosted_rounds() == 0:
             # A booster without trees has no features: the first round's model replaces it.
@@ -106,7 +107,7 @@ class GrowingBooster(TunableBooster):
                 trees["tree_info"].append(group)
             trees["iteration_indptr"].append(len(trees["trees"]))
         trees["gbtree_model_param"]["num_trees"] = str(len(trees["trees"]))
-        _load(self, json.dumps(model).encode())
+        _load(self, file_of(model))
 
 
 class Leaves:
@@ -154,10 +155,10 @@ class Leaves:
         model = json.loads(one.save_raw("json"))
         drawn = drawn_rows(data, round_, self._options, params)
         self._set_leaves(model, one, scores, drawn)
-        text = json.dumps(model).encode()
-        self._booster.append(text)
+        file = file_of(model)
+        self._booster.append(file)
         self._latest = xgboost.Booster(params, [data.train, *data.evaluated.values()])
-        self._outside(_load, self._latest, text)
+        self._outside(_load, self._latest, file)
         return self._latest
 
     def _update_scores(self) -> Floats:
@@ -227,7 +228,7 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
     return np.float32(float(low) + (position - 1 - place) * float(high - low))
 
 
-def _load(booster: xgboost.Booster, model: bytes) -> None:
+def _load(booster: xgboost.Booster, model: bytearray) -> None:
     """Load a model's JSON, and apply it now: later, that would be a collective operation."""
-    booster.load_model(bytearray(model))
+    booster.load_model(model)
     booster.save_config()
