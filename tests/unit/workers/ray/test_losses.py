@@ -12,6 +12,7 @@ pytest.importorskip("ray")
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    RayActorError,
     RayError,
 )
 
@@ -44,3 +45,19 @@ def test_an_actor_that_died_while_it_started_leads_to_rays_logs() -> None:
     assert kind is FailureKind.AGENT_LOST
     assert reason.startswith("its agent died while it started (")
     assert reason.endswith("/tmp/ray/session_latest/logs")
+
+
+RAISED = """The actor died because of an error raised in its creation task, ray::RayHost.__init__()
+RuntimeError: The actor with name RayHost failed to import on the worker. This may be because
+needed library dependencies are not installed in the worker environment:
+
+ray::RayHost.__init__() (pid=17175, ip=192.0.2.2)
+                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ModuleNotFoundError: No module named 'polytrain'
+"""
+
+
+def test_what_an_agent_has_raised_while_it_started_is_named() -> None:
+    _, reason = losses.why_gone(RayActorError(error_msg=RAISED), None, {})
+    which = "its agent died while it started (ModuleNotFoundError: No module named 'polytrain'). "
+    assert reason.startswith(which)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 import time
@@ -66,8 +67,19 @@ def why_gone(
     return FailureKind.AGENT_LOST, f"its agent has died ({detail})"
 
 
+_RAISED = "raised in its creation task"
+
+_OF_TRACEBACK = re.compile(r' +(File ".*|[~^]+)$')
+
+
 def _detail(text: str) -> str:
-    """Return Ray's message without its general advice."""
+    """Return Ray's message without its general advice, or what the actor's start has raised."""
+    if _RAISED in text:
+        lines = text.splitlines()
+        # The exception follows the traceback, of whose lines Ray leaves its own out.
+        ends = [number for number, line in enumerate(lines) if _OF_TRACEBACK.match(line)]
+        after = lines[ends[-1] :] if ends else lines
+        return next((line for line in after if line.strip() and line[0] != " "), lines[0])
     detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
     first_lines = [line.strip() for line in (detail or text).splitlines() if line.strip()]
     return first_lines[0] if first_lines else "Ray doesn't say why"
