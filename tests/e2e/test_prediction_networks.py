@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 import polytrain
 from polytrain import Checkpoint, InvalidJobError, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.policy.scaling import ClusterChoice
+from polytrain.prediction import predict
 
 ROWS = 600
 WEIGHTS = [1.0, -2.0, 0.5]
@@ -81,7 +84,8 @@ def of_directory(directory: str) -> Any:
 
 def both(model: Any, batch: Any) -> dict[str, Any]:
     found = model(batch)
-    return {"score": found[:, 0], "pair": found.repeat(1, 2)}
+    gpu = np.full(len(found), os.environ["CUDA_VISIBLE_DEVICES"])
+    return {"score": found[:, 0], "pair": found.repeat(1, 2), "gpu": gpu}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +104,20 @@ def test_torch_predicts_as_the_module_does(of_torch: Result, options: dict[str, 
     assert found == pytest.approx(by_torch(), rel=1e-5, abs=1e-6)
 
 
-def test_workers_get_the_users_functions(of_torch: Result, tmp_path: Path) -> None:
+def test_workers_get_the_users_functions_and_a_gpu_each(
+    of_torch: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = ClusterChoice(is_local=True, reason="this machine has two GPUs")
+    monkeypatch.setattr(predict, "new_ray_problems", lambda *_: ())
+    monkeypatch.setattr(predict, "choose_cluster", lambda *_: choice)
+    monkeypatch.setattr(predict, "visible_gpus", lambda _: ("3", "5"))
     of_torch.predict(
-        table(), output=tmp_path / "out", keep=["id"], num_workers=2, rows_per_file=100,
-        model_fn=build, collate_fn=collate, forward=both,
+        table(), output=tmp_path / "out", keep=["id"], num_workers=4, rows_per_file=100,
+        model_fn=build, collate_fn=collate, forward=both, device="cpu", use_gpu=True,
     )  # fmt: skip
     stored = pq.read_table(tmp_path / "out")
-    assert stored.column_names == ["id", "score", "pair"]
+    assert stored.column_names == ["id", "score", "pair", "gpu"]
+    assert {*stored["gpu"].to_pylist()} <= {"3", "5"}
     assert stored["id"].to_pylist() == table()["id"].to_pylist()
     expected = by_torch()[:, 0]
     assert stored["score"].to_numpy() == pytest.approx(expected, rel=1e-5, abs=1e-6)

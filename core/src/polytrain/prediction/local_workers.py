@@ -36,6 +36,7 @@ class LocalWorkers(Workers):
         count: int,
         modules: Sequence[str],
         environment: Mapping[str, str],
+        gpus: Sequence[str],
         rows_of: RowsOf,
     ) -> None:
         """
@@ -44,12 +45,14 @@ class LocalWorkers(Workers):
             count: number of workers.
             modules: modules to import once for all workers.
             environment: variables of the processes, besides those of this one.
+            gpus: a GPU for each worker, as CUDA_VISIBLE_DEVICES names it; none if they see all.
             rows_of: returns the rows that must be sent with a unit.
         """
         self._task, _ = task
         self._count = count
         self._modules = modules
         self._environment = environment
+        self._gpus = gpus
         self._rows_of = rows_of
         self._numbers = itertools.count()
         self._processes: dict[int, int] = {}
@@ -82,7 +85,8 @@ class LocalWorkers(Workers):
     def replace(self, worker: int) -> None:
         number = self._processes[worker] = next(self._numbers)
         self._workers[number] = worker
-        self._pool.start(number, ["task", self._task])
+        own = {"CUDA_VISIBLE_DEVICES": self._gpus[worker]} if self._gpus else {}
+        self._pool.start(number, ["task", self._task, own])
 
     def next(self) -> Event:
         # No time limit: a part may take any time, and the end of a lost process is an event.

@@ -23,7 +23,7 @@ from polytrain.errors import RunOwnedError
 from polytrain.functions.code_fingerprint import python_version
 from polytrain.functions.function_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
-from polytrain.linux.machine_resources import machine_resources
+from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.scaling import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
     column_name,
@@ -329,8 +329,9 @@ def _workers(
     around = available_clusters(RunSpec(backend=request.backend, datasets={"data": request.data}))
     raise_if_any(new_ray_problems(scaling, around))
     if choose_cluster(scaling, around).is_local:
-        cpus = max(1, int(machine_resources(os.environ)["CPU"]))
-        count = min(request.num_workers or cpus, len(work))
+        gpus = visible_gpus(os.environ) if request.use_gpu else ()
+        most = len(gpus) or max(1, int(machine_resources(os.environ)["CPU"]))
+        count = min(request.num_workers or most, len(work), len(gpus) or len(work))
         demand = request.backend.demand(_job(count))
         pickled, rows_of = _for_other_processes(task)
         with LocalWorkers(
@@ -338,6 +339,7 @@ def _workers(
             count=count,
             modules=demand.preload,
             environment={"OMP_NUM_THREADS": "1", **demand.environment},
+            gpus=gpus,
             rows_of=rows_of,
         ) as workers:
             yield workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import socket
 import traceback
@@ -191,7 +192,9 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     """Predict units until the driver closes the connection; return the exit code."""
     channel = SocketChannel(connection)
     try:
-        _, task = channel.receive()
+        _, task, variables = channel.receive()
+        # No library has looked for GPUs before.
+        os.environ.update(variables)
         predictor = Predictor(pickle.loads(task))
         while True:
             channel.send(["ready"])
