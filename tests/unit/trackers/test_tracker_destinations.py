@@ -179,7 +179,11 @@ def test_a_directory_of_wandb_that_the_storage_alone_names_is_not_used() -> None
 
 @pytest.mark.parametrize(
     ("to", "error"),
-    [("csw", "there is no tracker 'csw'. Did you mean 'csv'?"), ("csv=", "names no place")],
+    [
+        ("csw", "there is no tracker 'csw'. Did you mean 'csv'?"),
+        ("csv=", "names no place"),
+        ("csv=~nobody-of-this-name/x", "a home directory that isn't known"),
+    ],
 )
 def test_a_destination_that_cannot_be(run: Path, to: str, error: str) -> None:
     done = sync(run, "--to", to)

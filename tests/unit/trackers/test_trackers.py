@@ -414,6 +414,10 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"track": [CSV("a")]}, "is a tracker, not a name. Pass it in RunConfig(observers=[…])"),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
+        (
+            {"observers": (CSV("~nobody-of-this-name/x"),)},
+            "CSV.path: '~nobody-of-this-name/x' is below a home directory that isn't known",
+        ),
         ({"observers": (CSV("a\n.csv"),)}, "CSV.path: 'a\\n.csv' is not a path"),
         ({"observers": (CSV("."),)}, "is a directory"),
         ({"observers": (CSV,)}, "it is the class CSV. Give CSV(…)"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polytrain.config.constraints import path_or_address
 from polytrain.storage.location import Location
 from polytrain.text.secret_names import holds_credentials
 from polytrain.trackers import NAMES
@@ -31,7 +32,7 @@ class Destination:
         """Read NAME or NAME=PLACE.
 
         Raises:
-            ValueError: there is no such tracker, or no place after "=".
+            ValueError: there is no such tracker, or nothing that can be a place after "=".
         """
         name, sign, place = text.partition("=")
         if name not in NAMES:
@@ -41,6 +42,8 @@ class Destination:
             )
         if sign and not place:
             raise ValueError(f"--to {text} names no place: give --to {name}, or --to {name}=PLACE")
+        for what, remedy in path_or_address(place) if place else ():
+            raise ValueError(f"--to {text}: {what}. {remedy}")
         return cls(name=name, place=place or None)
 
 

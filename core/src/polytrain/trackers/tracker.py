@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import polytrain.trackers
 from polytrain.checkpoint.manifest import Manifest
+from polytrain.config.constraints import path_or_address
 from polytrain.output.observers import RecordFollower
 from polytrain.trackers.description import Description
 from polytrain_plugins import Problem
@@ -150,6 +151,11 @@ class Tracker(RecordFollower, ABC):
                     what=f"{value!r} is not {remedy.partition(',')[0]}",
                     remedy=f"Give {remedy}",
                 )
+            elif of == "path" and value is not None:
+                for what, remedy in path_or_address(value):
+                    yield Problem(
+                        field=f"{type(self).__name__}.{option.name}", what=what, remedy=remedy
+                    )
 
     def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
         """Yield the tracker's problems with a run that is stored at this address."""
