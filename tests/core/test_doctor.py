@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,11 +80,13 @@ def test_few_processes() -> None:
 
 def test_a_small_shm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=64 * 2**20))
-    finding = checked("/dev/shm", machine.shared_memory)
-    assert (finding.verdict, finding.remedy) == (
-        Verdict.WARNING,
-        "Start the container with --shm-size=2g",
-    )
+    nowhere = partial(machine.shared_memory, Path("/nowhere/shm"))
+    for check in (machine.shared_memory, nowhere):
+        finding = checked("/dev/shm", check)
+        assert (finding.verdict, finding.remedy) == (
+            Verdict.WARNING,
+            "Start the container with --shm-size=2g",
+        )
 
 
 def test_stacks_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,17 +191,22 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
     assert {each.verdict for each in findings} == {Verdict.FAILED}
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["doctor", "--storage", str(tmp_path), "--backend", "reference"]
     assert main([*arguments, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["data"]
     assert findings[-1]["check"] == "backend reference"
     assert {each["verdict"] for each in findings} <= {"ok", "warning"}
     (tmp_path / "file").touch()
-    assert main(["doctor", "--storage", str(tmp_path / "file"), "--backend", "reference"]) == 1
+    monkeypatch.setattr(nodes, "running_ray", nullcontext)
+    arguments = ["doctor", "--storage", str(tmp_path / "file"), "--backend", "reference"]
+    assert main([*arguments, "--nodes", "all"]) == 1
     printed = capsys.readouterr().out
     assert "failed   storage: exclusive create: " in printed
-    assert printed.endswith("12 checks, 3 failed.\n")
+    assert "failed   nodes: NotADirectoryError: " in printed
+    assert printed.endswith("13 checks, 4 failed.\n")
 
 
 # In `make test`, `test_doctor_links` has the nodes of a cluster checked.

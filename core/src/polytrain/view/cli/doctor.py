@@ -11,7 +11,7 @@ import click
 from polytrain.output.echo import echo
 from polytrain.storage import DEFAULT_STORAGE
 from polytrain.view.cli.found import as_json, print_json, storage_at
-from polytrain.view.doctor.finding import Finding, Verdict, checked
+from polytrain.view.doctor.finding import Finding, Verdict, checked, failed_with
 
 
 @click.command("doctor")
@@ -52,13 +52,16 @@ def command(storage: str, backends: tuple[str, ...], nodes: str, as_json: bool) 
 
 
 def _refuse_unknown(backends: tuple[str, ...]) -> None:
-    from polytrain_plugins import UnknownBackendError, load_backend
+    from polytrain_plugins import RegistryError, UnknownBackendError, load_backend
 
     for name in backends:
         try:
             load_backend(name)
         except UnknownBackendError as error:
             raise click.UsageError(f"--backend: {error}") from error
+        except RegistryError:
+            # Its own check says why it can't be loaded.
+            continue
 
 
 def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> Iterator[Finding]:
@@ -78,7 +81,10 @@ def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> It
         from polytrain.view.doctor.links import transports_of
         from polytrain.view.doctor.nodes import findings_of_nodes
 
-        yield from findings_of_nodes(location, transports_of(names))
+        try:
+            yield from findings_of_nodes(location, transports_of(names))
+        except Exception as error:  # whatever Ray or the storage raises is what the user wants
+            yield failed_with("nodes", error)
 
 
 def _print(finding: Finding) -> None:

@@ -103,7 +103,7 @@ def resources(environment: Mapping[str, str] = os.environ) -> str:
 
 def shared_memory(directory: Path = Path("/dev/shm")) -> str:
     """Ray's object store and torch's DataLoader workers keep data there."""
-    total = shutil.disk_usage(directory).total
+    total = shutil.disk_usage(directory).total if directory.is_dir() else 0
     if total < _SMALL_SHM:
         raise CheckFailed(
             f"{directory} has {total >> 20} MB. polytrain doesn't need it; DataLoader workers do",
