@@ -106,7 +106,7 @@ class CheckpointStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Every process opens the storage itself.
-        return _store_at, (self.location,)
+        return partial(CheckpointStore, location=self.location), ()
 
     def location_of(self, directory: str) -> Location:
         """Return the location of a checkpoint."""
@@ -413,10 +413,6 @@ class CheckpointStore:
             return self._storage.digest(f"{CHECKPOINTS}/{manifest.directory}/{file.name}")
         except FileNotFoundError:
             return ""
-
-
-def _store_at(location: Location) -> CheckpointStore:
-    return CheckpointStore(location=location)
 
 
 def _is_since(directory: str, token: int) -> bool:

@@ -202,4 +202,4 @@ def import_path(
 
 def _is_rays(entry: str) -> bool:
     """Return whether an entry is for Ray's own worker processes, which shadows user packages."""
-    return entry.endswith("thirdparty_files") or entry.endswith("ray/_private/workers")
+    return entry.endswith(("thirdparty_files", "ray/_private/workers"))
