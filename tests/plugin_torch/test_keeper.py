@@ -203,6 +203,42 @@ def test_gradients_that_the_next_step_is_to_use_are_not_left_out(
     within(train)
 
 
+@pytest.mark.parametrize(("steps", "drops"), [(3, True), (4, True), (3, False)])
+def test_gradients_that_a_loop_drops_before_its_next_step_are_used_by_none(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int, drops: bool
+) -> None:
+    """It drops those of both optimizers, and has one of them step. What it adds again counts."""
+    added: list[torch.Tensor] = []
+
+    def train() -> None:
+        other = torch.nn.Linear(2, 3)
+        its = torch.optim.SGD(other.parameters(), lr=0.1)
+        rank = Rank(monkeypatch, fetches=False, other=other, its=its)
+        while True:
+            rank.fetch()
+            added[:] = [each.grad for each in other.parameters() if each.grad is not None]
+            if drops:
+                added.clear()
+            rank.optimizer.zero_grad()
+            its.zero_grad()
+            rank.keeper.before_backward()
+            other(rank.forward()[:, :2]).sum().backward()
+            for parameter, earlier in zip(other.parameters(), added, strict=False):
+                assert parameter.grad is not None
+                parameter.grad.add_(earlier)
+            if rank.keeper.steps == steps:
+                break
+            rank.take(its if rank.keeper.steps % 2 else rank.optimizer)
+        if drops:
+            rank.write(tmp_path)
+        else:
+            with pytest.raises(NotCleanError, match="gradients that its next step was to use"):
+                rank.session.writer.hold(0, lambda: False)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists() == drops
+
+
 def test_a_discriminator_that_has_gradients_of_the_generators_loss_is_kept(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -189,14 +189,18 @@ class Keeper:
         if not self._points.has_stepped and self.continuation.has_fetched:
             return
         frames = self.continuation.frames_at(frame)
-        if self.lacks_gradients(reads_values=False):
+        waits = self.lacks_gradients(reads_values=False)
+        if waits:
             # A restart would begin with the next batch, without them.
             self._points.why_dirty = "it had gradients that its next step was to use"
-        elif self.continuation.is_elsewhere(frames):
+        # A GPU may be at an earlier point than the loop that drops them.
+        if waits and self._live.gpu is not None:
+            return
+        if self.continuation.is_elsewhere(frames):
             # It may evaluate: then the loop's own fetch comes next.
             self._points.why_dirty = "it gets batches in several places"
         else:
-            self._pass(partial(self._keep, frames))
+            self._pass(partial(self._keep, frames, is_open=waits))
 
     def _see_fetch(self, place: tuple[CodeType, int]) -> None:
         """Note where a batch is fetched: `zip` does so from several loaders before a step."""
@@ -374,6 +378,7 @@ class Keeper:
         of_library: Any = None,
         is_sampled: bool = True,
         is_ahead: bool = False,
+        is_open: bool = False,
     ) -> None:
         place, last = self._survivor.place(), self._points.last
         has_stepped = self._points.has_stepped
@@ -398,11 +403,13 @@ class Keeper:
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
-        is_new = self._points.reach(point)
-        self.gradients.passed()
+        is_clean = self.gradients.dropped_later() if is_open else lambda: True
+        is_new = self._points.reach(point, is_clean)
+        if not is_open:
+            self.gradients.passed()
         self.continuation.pass_point(point)
         copies = self._survivor.copies
-        if copies is not None and is_new and self.continuation.shows_carried(point):
+        if copies is not None and is_new and not is_open and self.continuation.shows_carried(point):
             step = self.steps if self._live.is_sharded or self._copies_replicas else None
             has_large = self._live.is_sharded or dist.get_rank() == 0
             size = self._size if has_large else 0

@@ -8,7 +8,7 @@ batches have computed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -71,6 +71,11 @@ class UnusedGradients:
         if len(self._optimizers) > 1:
             self._seen |= _looks(self._stepped)
         self._stepped.clear()
+
+    def dropped_later(self) -> Callable[[], bool]:
+        """Return a function that tells, later, whether nobody has the gradients of now any more."""
+        looks = [*_looks(self._optimizers).values()]
+        return lambda: all(gradient() is None for gradient, _ in looks)
 
     def exist(self, *, reads_values: bool = True) -> bool:
         """Return whether gradients wait for a step.
