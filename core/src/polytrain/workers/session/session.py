@@ -151,7 +151,7 @@ class WorkerSession:
         self._divergence: DivergenceWatch | None = None
         """Looks at each report; None if nothing counts as divergence."""
 
-        self._gives_notice = world.me.rank == 0 and not order.is_repeat
+        self._warns_of_divergence = world.me.rank == 0 and not order.is_repeat
         if rule is not None:
             self._divergence = DivergenceWatch(
                 rule,
@@ -172,7 +172,9 @@ class WorkerSession:
         self._saves = job.spec.saves_by_itself or order.start.own
         """Whether the training is known to make checkpoints: a stop waits for the next one."""
 
-        self._reported_ignored = False
+        self._has_ignored_report = False
+        """Whether this rank has reported a checkpoint of which nothing is kept."""
+
         self._saves_on_request = False
         self._replicas = Replicas(
             rank=world.me.rank, raises=job.spec.run_config.digests is not None
@@ -277,7 +279,7 @@ class WorkerSession:
             self._take_metrics(self._step + 1, metrics)
             if not self._writes:
                 self._send_report(())
-                self._reported_ignored = True
+                self._has_ignored_report = True
                 delete()
                 return
             met = self._condition_met()
@@ -295,7 +297,7 @@ class WorkerSession:
             # A child would take the answers for which its parent waits.
             self._expect_own_process("get_checkpoint()")
         with self._lock:
-            if self._reported_ignored:
+            if self._has_ignored_report:
                 raise CheckpointError(
                     f"get_checkpoint() can't return what rank {self.world.me.rank} has reported: "
                     "it isn't kept, because of CheckpointConfig(written_by='rank_0'). Call it "
@@ -428,7 +430,7 @@ class WorkerSession:
         diverged = self._divergence.look(
             attempt=self.world.attempt, step=step, metrics=metrics, places=self._cursors.places()
         )
-        if self._divergence.notice and self._gives_notice:
+        if self._divergence.notice and self._warns_of_divergence:
             logger.warning(
                 "If training diverges, the run ends, in spite of on_divergence='rollback': %s.",
                 self._divergence.notice,
