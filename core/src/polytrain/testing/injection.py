@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -29,6 +30,16 @@ from polytrain_plugins import (
     Shard,
     World,
     hookimpl,
+)
+from polytrain_plugins.returned import (
+    demand_of,
+    engine_of,
+    gathered,
+    join,
+    offered,
+    problems_of,
+    summed,
+    trained,
 )
 
 
@@ -136,14 +147,16 @@ class WithFaults(Backend):
         for name in ("name", "capabilities", "requires", "mutable_on_resume"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
-    def problems(self, job: Job) -> Iterator[Problem]:
-        yield from self.inner.problems(job)
+    # What is wrong is said of the inner backend's methods.
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        return problems_of(self.inner, job)
 
     def demand(self, job: Job) -> Demand:
-        return self.inner.demand(job)
+        return demand_of(self.inner, job)
 
     def engine(self) -> Engine[Any]:
-        return _FaultyEngine(self.inner.engine(), self.plan)
+        return _FaultyEngine(engine_of(self.inner), self.plan)
 
 
 class Injection:
@@ -246,7 +259,7 @@ class _FaultyEngine(Engine[Any]):
             stack.enter_context(mock.patch.dict(os.environ, {DRIVER: str(self._plan.driver)}))
             stack.enter_context(injection.watching())
             injection.reach("offering")
-            offer = stack.enter_context(self._inner.offering(me))
+            offer = offered(stack, self._inner, me)
             injection.reach("offered")
             yield offer
 
@@ -254,24 +267,23 @@ class _FaultyEngine(Engine[Any]):
     def joined(self, world: World) -> Iterator[None]:
         injection = current_injection()
         injection.reach("joining")
-        with (
-            self._inner.joined(world),
-            _pushed(_sums, lambda values: self._inner.sum_over_ranks(values, world)),
-        ):
+        with ExitStack() as stack:
+            join(stack, self._inner, world)
+            stack.enter_context(_pushed(_sums, partial(self.sum_over_ranks, world=world)))
             injection.reach("joined")
             yield
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        return self._inner.sum_over_ranks(values, world)
+        return summed(self._inner, values, world)
 
     def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
-        return self._inner.gather_over_ranks(piece, world, call=call)
+        return gathered(self._inner, piece, world, call=call)
 
     def adapt(self, shard: Shard) -> Any:
         return self._inner.adapt(shard)
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
-        return self._inner.train(shards, session)
+        return trained(self._inner, shards, session)
 
     def save(self, model: Any, directory: Path) -> None:
         self._inner.save(model, directory)
