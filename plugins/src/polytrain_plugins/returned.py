@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,9 @@ from polytrain_plugins.type_names import a_type
 from polytrain_plugins.world import Member, Offer, World
 
 Value = TypeVar("Value")
+
+_NEVER_YIELDED = "generator didn't yield"
+"""What `contextlib` says of it, without the function's name."""
 
 
 def name_of(owner: Backend | Engine[Any], method: str) -> str:
@@ -59,9 +62,9 @@ def offered(stack: ExitStack, engine: Engine[Any], me: Member) -> Offer:
     """Enter `Engine.offering`, and return the offer.
 
     Raises:
-        TypeError: it isn't a context manager, or yields something else.
+        TypeError: it isn't a context manager, or yields nothing or something else.
     """
-    offer = stack.enter_context(_manager(engine, "offering", engine.offering(me)))
+    offer = _entered(stack, engine, "offering", engine.offering(me))
     if not isinstance(offer, Offer):
         method = name_of(engine, "offering")
         raise TypeError(f"{method} yields {a_type(offer)}. Yield an Offer: Offer() offers nothing.")
@@ -72,9 +75,9 @@ def join(stack: ExitStack, engine: Engine[Any], world: World) -> None:
     """Enter `Engine.joined`.
 
     Raises:
-        TypeError: it isn't a context manager.
+        TypeError: it isn't a context manager, or doesn't yield.
     """
-    stack.enter_context(_manager(engine, "joined", engine.joined(world)))
+    _entered(stack, engine, "joined", engine.joined(world))
 
 
 def summed(engine: Engine[Any], values: Sequence[int], world: World) -> list[int]:
@@ -150,14 +153,19 @@ def columns_of(
     return found
 
 
-def _manager(engine: Engine[Any], name: str, made: Any) -> AbstractContextManager[Any]:
+def _entered(stack: ExitStack, engine: Engine[Any], name: str, made: Any) -> Any:
+    method = name_of(engine, name)
     if not hasattr(type(made), "__enter__"):
         raise TypeError(
-            f"{name_of(engine, name)} returned {a_type(made)}. Put @contextmanager before the "
-            "method, and yield once."
+            f"{method} returned {a_type(made)}. Put @contextmanager before the method, and yield "
+            "once."
         )
-    manager: AbstractContextManager[Any] = made
-    return manager
+    try:
+        return stack.enter_context(made)
+    except RuntimeError as error:
+        if str(error) != _NEVER_YIELDED:
+            raise
+        raise TypeError(f"{method} has returned before it yielded. Yield on every path.") from error
 
 
 def _expected(value: Any, kind: type[Value], method: str, wanted: str) -> Value:

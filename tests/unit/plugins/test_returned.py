@@ -149,6 +149,27 @@ def test_of_the_engine(method: str, result: Any, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+class EndsEarly(MyEngine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        if me.world_size < 2:
+            yield Offer()
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        if world.size > 1:
+            raise RuntimeError("no network")
+        yield
+
+
+def test_a_path_without_a_yield_is_named_and_other_errors_stay() -> None:
+    with ExitStack() as stack:
+        with pytest.raises(TypeError, match=r"EndsEarly.offering has returned before it yielded"):
+            checks.offered(stack, EndsEarly(), ME)
+        with pytest.raises(RuntimeError, match="no network"):
+            checks.join(stack, EndsEarly(), WORLD)
+
+
 def test_what_is_right_is_returned() -> None:
     engine = checks.engine_of(Mine())
     assert checks.problems_of(with_method(Mine, "problems", generated()), JOB) == []
