@@ -52,6 +52,10 @@ class Session(Protocol):
             metrics: Plain numbers by name.
             model: What `Engine.save` takes. The core decides at which steps, and on which ranks,
                 it is saved.
+
+        Raises:
+            TypeError: the step isn't a whole number, or a metric can't be stored.
+            ValueError: the step was done before, perhaps in an earlier attempt.
         """
 
 

@@ -26,6 +26,18 @@ def test_an_option_without_a_default_is_named() -> None:
     tier.test_is_a_value()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TakesDatasets(Reference):
+    datasets: int = 2
+
+
+def test_an_option_that_make_trainer_would_not_pass_on_is_named() -> None:
+    tier = ContractTier()
+    tier.backend = TakesDatasets()
+    with pytest.raises(AssertionError, match=r"takes these arguments for itself(.|\n)*datasets"):
+        tier.test_is_a_value()
+
+
 class Misspelt(Reference):
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"round"})
 

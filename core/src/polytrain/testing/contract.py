@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pickle
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from polytrain.api.backend_checks import backend_problems, function_problems, missing_options
+from polytrain.api.trainer import make_trainer
 from polytrain.config.run_spec import RunSpec
 from polytrain.testing.faults import Fault, Kind
 from polytrain.testing.functions import STEPS, broadcast, count_steps, list_ports
@@ -98,8 +100,9 @@ class ContractTier:
     def test_is_a_value(self) -> None:
         """The driver half is a frozen dataclass that survives pickling; all options have defaults.
 
-        If this fails: a field holds an open resource, or has no default, which a training function
-        needs; the class isn't a frozen dataclass; or `mutable_on_resume` names no option.
+        If this fails: a field holds an open resource, has no default, which a training function
+        needs, or is named as an argument of `make_trainer`; the class isn't a frozen dataclass; or
+        `mutable_on_resume` names no option.
         """
         parameters = getattr(type(self.backend), "__dataclass_params__", None)
         assert parameters is not None, "not a dataclass"
@@ -108,6 +111,8 @@ class ContractTier:
         assert not without_default, "give a default: a training function needs no options"
         options = {each.name for each in dataclasses.fields(self.backend)}  # type: ignore[arg-type]  # every backend is a dataclass
         assert {*self.backend.mutable_on_resume} <= options, "mutable_on_resume names no option"
+        taken = options & {*inspect.signature(make_trainer).parameters, "name"}
+        assert not taken, "make_trainer takes these arguments for itself: give other names"
         assert pickle.loads(pickle.dumps(self.backend)) == self.backend
 
     def test_driver_half_imports_no_framework(self) -> None:
