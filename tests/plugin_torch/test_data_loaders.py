@@ -97,6 +97,14 @@ def training_function() -> Callable[[Any], None]:
             def __iter__(self) -> Any:
                 return (batch * 10 for batch in super().__iter__())
 
+        class Twice(data.DataLoader[Any]):
+            def __iter__(self) -> Any:
+                return (batch for batch in super().__iter__() for _ in range(2))
+
+        class Sometimes(data.DataLoader[Any]):
+            def __iter__(self) -> Any:
+                return (batch for batch in super().__iter__() if batch[0] % 4 == 0)
+
         even, odd = torch.arange(EVEN), torch.arange(ODD)
         backwards = [10, 8, 6, 4, 2, 0]
         batches = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -190,7 +198,13 @@ def training_function() -> Callable[[Any], None]:
                 dropped.append(len(prepare_data_loader(loader)))
             except ValueError as error:
                 dropped.append(str(error))
-        polytrain.report(seen | {"dropped": dropped})
+        miscounted = []
+        for kind in (Twice, Sometimes):
+            try:
+                miscounted.append(flat(prepare_data_loader(kind(even, batch_size=1))))
+            except RuntimeError as error:
+                miscounted.append(str(error))
+        polytrain.report(seen | {"dropped": dropped, "miscounted": miscounted})
 
     return train
 
@@ -269,6 +283,9 @@ def test_a_loader_that_would_drop_all_rows_is_refused(ranks: Any) -> None:
 
 def test_a_users_loader_stays_of_its_class(ranks: Any) -> None:
     assert epoch(ranks, "own loader") == [[100, 60, 20], [80, 40, 0]]
+    for rank in ranks:
+        for name, message in zip(("Twice", "Sometimes"), rank["miscounted"], strict=True):
+            assert f"{name} doesn't yield one batch for each of its sampler's" in message
 
 
 @pytest.mark.parametrize("name", ["own sampler", "random subset"])

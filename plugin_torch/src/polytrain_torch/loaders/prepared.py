@@ -156,9 +156,8 @@ class PreparedDataLoader:
             if self._virtual is not None:
                 yield from self._virtual_batches(self._virtual, epoch, stops)
                 return
-            for batch in self._split:
+            for stop, batch in self._counted(stops):
                 epoch.check_alone()
-                stop = stops.popleft()
                 epoch.given(stop.position)
                 batch = self._on_device(batch)
                 loop.given(stop.weight, batch)
@@ -169,11 +168,11 @@ class PreparedDataLoader:
     ) -> Iterator[VirtualBatch]:
         if self._name is not None and self._loader.batch_size is not None:
             virtual.cut(self._name, self._loader.batch_size)
-        batches = iter(self._split)
+        batches = self._counted(stops)
         while some := [*islice(batches, len(virtual.own))]:
             epoch.check_alone()
-            its_stops = [stops.popleft() for _ in some]
-            epoch.given(its_stops[0].position)
+            first, _ = some[0]
+            epoch.given(first.position)
             yield virtual.fetched(
                 VirtualBatch(
                     micro_batches=tuple(
@@ -182,11 +181,30 @@ class PreparedDataLoader:
                             content=self._on_device(content),
                             weight=stop.weight,
                         )
-                        for stop, content in zip(its_stops, some, strict=True)
+                        for stop, content in some
                     ),
-                    place=f"{self._name} {epoch.number} {its_stops[0].start}",
+                    place=f"{self._name} {epoch.number} {first.start}",
                 )
             )
+
+    def _counted(self, stops: deque[Stop]) -> Iterator[tuple[Stop, Any]]:
+        """Yield the epoch's batches, each after its stop.
+
+        Raises:
+            RuntimeError: a user's own class yields other batches than its sampler.
+        """
+        why = (
+            f"{type(self._split).__qualname__} doesn't yield one batch for each of its sampler's, "
+            "so a checkpoint couldn't tell where it is. Repeat or leave out batches in the loop "
+            "over it, or in the sampler"
+        )
+        for batch in self._split:
+            if not stops:
+                raise RuntimeError(why)
+            yield stops.popleft(), batch
+        # torch's own class leaves out a batch that isn't full.
+        if len(stops) > 1:
+            raise RuntimeError(why)
 
     def _seed_workers(self, seed: str) -> None:
         """Seed the loader's generator, which seeds the worker processes of each iteration.
