@@ -26,6 +26,8 @@ from polytrain_plugins import Problem
 START = "restore_from"
 """The starting point, in the content and as the field of a problem."""
 
+_CONFIG = "train_loop_config"
+
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "pack", "group", "window_rows")
 """The options of a data set that determine the order of rows."""
 
@@ -49,20 +51,21 @@ def identity_of(
         start: `StartingPoint.known_as` of the run's starting point.
         salt: the digests' salt, the same for all drivers of a run.
     """
-    given, config = _options(spec, salt), _config(spec, salt)
+    given = _given(spec, salt)
+    described = {name: plain(value) for name, value in given.items()}
     return {
         "salt": salt,
         "backend": spec.backend.name,
         "training function": spec.train_loop_per_worker is not None,
-        "options": {name: plain(value) for name, value in given.items()},
+        "options": {name: value for name, value in described.items() if name != _CONFIG},
         "datasets": {
             name: {key: plain(getattr(config, key)) for key in _ORDERING}
             for name, config in datasets.items()
         },
         "content": {
             "python": python_version(),
-            "train_loop_config": plain(config),
-            **code_of(spec, datasets=datasets, salt=salt),
+            _CONFIG: described[_CONFIG],
+            **_code(spec, datasets, given, described),
             "datasets": {name: dict(known) for name, known in facts.items()},
             START: start,
         },
@@ -74,14 +77,23 @@ def code_of(spec: RunSpec, *, datasets: Mapping[str, DataConfig], salt: str) -> 
 
     They change if functions or objects do: see `identity_of` for the arguments.
     """
+    given = _given(spec, salt)
+    return _code(spec, datasets, given, {name: plain(value) for name, value in given.items()})
+
+
+def _code(
+    spec: RunSpec,
+    datasets: Mapping[str, DataConfig],
+    given: Mapping[str, Any],
+    described: Mapping[str, Any],
+) -> CodeContent:
     function = spec.train_loop_per_worker
-    given = {**_options(spec, salt), "train_loop_config": _config(spec, salt)}
     return {
         "train_loop_per_worker": None if function is None else code_fingerprint(function),
         "objects": {
             name: code_fingerprint(value)
             for name, value in given.items()
-            if not is_full(plain(value))
+            if not is_full(described[name])
         },
         "transforms": {
             name: code_fingerprint(config.transform) for name, config in datasets.items()
@@ -89,16 +101,14 @@ def code_of(spec: RunSpec, *, datasets: Mapping[str, DataConfig], salt: str) -> 
     }
 
 
-def _options(spec: RunSpec, salt: str) -> dict[str, Any]:
-    """Return the backend's options, with digests for secrets."""
+def _given(spec: RunSpec, salt: str) -> dict[str, Any]:
+    """Return the backend's options and the function's config, with digests for secrets."""
     backend: Any = spec.backend
     options = {each.name: getattr(backend, each.name) for each in fields(backend) if each.init}
-    given: dict[str, Any] = without_secrets(options, digests(salt))
-    return given
-
-
-def _config(spec: RunSpec, salt: str) -> Any:
-    return without_secrets(recorded(spec.train_loop_config), digests(salt))
+    return {
+        **without_secrets(options, digests(salt)),
+        _CONFIG: without_secrets(recorded(spec.train_loop_config), digests(salt)),
+    }
 
 
 def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
@@ -126,9 +136,9 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         now: the identity that the user requests.
     """
     was, is_ = before["content"], now["content"]
-    if not _same(was["train_loop_config"], is_["train_loop_config"]):
-        what = _changed("", was["train_loop_config"], is_["train_loop_config"])
-        yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
+    if not _same(was[_CONFIG], is_[_CONFIG]):
+        what = _changed("", was[_CONFIG], is_[_CONFIG])
+        yield Problem(field=_CONFIG, what=what, remedy=_OTHER_CONTENT)
     yield from _other_data(was["datasets"], is_["datasets"], in_columns=True, remedy=_OTHER_CONTENT)
     # Earlier versions didn't record it.
     if was.get(START, is_[START]) != is_[START]:
