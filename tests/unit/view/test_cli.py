@@ -797,6 +797,18 @@ def test_help_and_a_wrong_option_import_nothing_that_reads_a_run() -> None:
     assert asked.returncode == 0, asked.stderr
 
 
+def test_an_output_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As Python starts a program whose standard output is closed.
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["backends"]) == 0
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["backends"]) == 1
+    assert capsys.readouterr().err == "Error: [Errno 28] No space left on device\n"
+
+
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shwo"]) == 2
     assert "shwo" in capsys.readouterr().err

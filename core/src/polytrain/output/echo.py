@@ -183,13 +183,16 @@ def without_colours(line: str) -> str:
     return _COLOUR.sub("", line)
 
 
-def write_line(line: str, target: TextIO) -> None:
+def write_line(line: str, target: TextIO | None) -> None:
     """Write a printable line, with escapes for characters that the stream's encoding lacks.
+
+    A program that was started with a closed stream has none, and nothing is written.
 
     Raises:
         OSError, ValueError: the reader is gone, or the stream is closed.
     """
-    write_text(target, f"{line}\n")
+    if target is not None:
+        write_text(target, f"{line}\n")
 
 
 class PrintableFormatter(logging.Formatter):

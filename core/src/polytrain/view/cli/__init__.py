@@ -119,4 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return 130
+    except OSError as error:
+        echo_lines(f"Error: {error}", err=True)
+        return 1
     return int(code or 0)
