@@ -91,6 +91,7 @@ def test_options_for_fit_without_a_problem() -> None:
             "compile=lambda: {'optimizer'",
         ),
         ({"compile": {"steps_per_execution": 8}}, "compile['steps_per_execution']", "Leave it out"),
+        ({"compile": {"jit_compile": True}}, "compile['jit_compile']", "Leave it out"),
         ({"epochs": 0}, "epochs", "Give 1 or more"),
         ({"epochs": 2.5}, "epochs", "a whole number"),
         ({"batch_size": 1}, "batch_size", "can't be divided among 2 workers"),

@@ -88,18 +88,20 @@ def test_loss_scaling_on_several_workers_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "steps", "message"),
+    ("optimizer", "options", "message"),
     [
-        ("sgd", 2, "steps_per_execution=2"),
-        (keras.optimizers.SGD(gradient_accumulation_steps=4), 1, "gradient_accumulation_steps=4"),
+        ("sgd", {"steps_per_execution": 2}, "steps_per_execution=2"),
+        ("sgd", {"jit_compile": True}, "jit_compile=True"),
+        (keras.optimizers.SGD(gradient_accumulation_steps=4), {}, "gradient_accumulation_steps=4"),
     ],
 )
 def test_steps_that_keras_can_not_take_are_refused(
-    optimizer: Any, steps: int, message: str
+    optimizer: Any, options: dict[str, Any], message: str
 ) -> None:
     shared = strategy(2)
     model = shared_model(shared, optimizer)
-    model.steps_per_execution = steps
+    for name, its in options.items():
+        setattr(model, name, its)
     with (
         fit_watched(shared, rank=0, has_shards=lambda: False, unfit=None),
         pytest.raises(ValueError, match=f"{message}: Keras can't.* Leave it out"),

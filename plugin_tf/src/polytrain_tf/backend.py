@@ -121,7 +121,7 @@ class TensorFlow(Backend):
             yield from options_beside_function(self, _DECLARATIVE)
             return
         yield from model_problems(self.model)
-        yield from compile_problems(self.compile)
+        yield from compile_problems(self.compile, job)
         yield from count_problems(epochs=self.epochs, batch_size=self.batch_size)
         yield from batch_problems(self.batch_size, job)
         yield from needed_without_function(self, label="Name the column to predict")

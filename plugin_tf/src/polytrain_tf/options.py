@@ -47,7 +47,7 @@ def model_problems(model: Any) -> Iterator[Problem]:
         yield Problem(field="model", what=f"{model!r} isn't a function", remedy=remedy)
 
 
-def compile_problems(arguments: Any) -> Iterator[Problem]:
+def compile_problems(arguments: Any, job: Job) -> Iterator[Problem]:
     """Yield a problem for each argument that the model's `compile` wouldn't accept."""
     if callable(arguments):
         return
@@ -72,6 +72,12 @@ def compile_problems(arguments: Any) -> Iterator[Problem]:
         yield Problem(
             field="compile['steps_per_execution']",
             what="Keras can't take several steps per call under this strategy",
+            remedy="Leave it out",
+        )
+    if arguments.get("jit_compile") is True and job.num_workers > 1 and not job.use_gpu:
+        yield Problem(
+            field="compile['jit_compile']",
+            what="XLA can't compile what several TensorFlow workers do together on CPUs",
             remedy="Leave it out",
         )
 

@@ -137,8 +137,8 @@ def _check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
 
     Raises:
         ValueError: it was built outside the strategy's scope, its optimizer may skip a step that
-            other workers take, a call of its train function isn't one step of the optimizer, or
-            workers have adapted a layer to different rows.
+            other workers take, a call of its train function isn't one step of the optimizer or
+            can't be compiled, or workers have adapted a layer to different rows.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
@@ -156,6 +156,11 @@ def _check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
         raise ValueError(
             f"steps_per_execution={model.steps_per_execution}: Keras can't take several steps per "
             "call on several TensorFlow workers. Leave it out of compile(…)."
+        )
+    if model.jit_compile and not tf.config.list_logical_devices("GPU"):
+        raise ValueError(
+            "jit_compile=True: Keras can't have XLA compile what several TensorFlow workers do "
+            "together on CPUs. Leave it out of compile(…)."
         )
     steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if steps is not None:
