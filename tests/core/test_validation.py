@@ -132,6 +132,8 @@ def test_options_may_be_numbers_of_numpy(backend: str, options: dict[str, Any]) 
         ("xgboost", "params", None),
         ("lightgbm", "params", None),
         ("lightgbm", "label", 5),
+        ("xgboost", "categorical", True),
+        ("lightgbm", "categorical", 5),
     ],
 )
 def test_an_option_of_the_wrong_type_is_a_problem(

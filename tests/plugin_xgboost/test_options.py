@@ -165,7 +165,7 @@ def test_usual_parameters_have_no_problem() -> None:
 
 @pytest.mark.parametrize(
     ("categorical", "what"),
-    [("x", "not a list"), (["z"], "has no column 'z'"), (["y"], "'y' isn't a feature")],
+    [("x", "'x' is one name"), (["z"], "has no column 'z'"), (["y"], "'y' isn't a feature")],
 )
 def test_categories_are_in_features(categorical: Any, what: str) -> None:
     assert what in problems(label="y", categorical=categorical)["categorical"].what

@@ -17,7 +17,7 @@ from polytrain.boosting.problems import (
     model_problems,
     patience_problems,
 )
-from polytrain.config.constraints import Whole, field_problems
+from polytrain.config.constraints import Checked, Whole, column_names, field_problems
 from polytrain_plugins import (
     Backend,
     Demand,
@@ -74,7 +74,7 @@ class Booster(Backend):
     weight: Annotated[str | None, COLUMN] = None
     """Column with the weights of the rows."""
 
-    categorical: Sequence[str] = ()
+    categorical: Annotated[Sequence[str], Checked(column_names)] = ()
     """Numeric features to treat as categories. Strings and columns of pandas' type `category`
     always are."""
 
@@ -176,7 +176,7 @@ class Booster(Backend):
         columns = {**numbers, self.query_option: self.query_column}
         wrong = list(field_problems(self, ""))
         yield from wrong
-        if any(problem.field in columns for problem in wrong):
+        if any(problem.field in {*columns, "categorical"} for problem in wrong):
             return
         besides = self.columns_besides_features
         if isinstance(self.params, Mapping):

@@ -74,15 +74,10 @@ def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
         )
 
 
-def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> Iterator[Problem]:
-    """Yield the problems of the option `categorical`, a list of features."""
-    if isinstance(categorical, str):
-        yield Problem(
-            field="categorical",
-            what=f"{categorical!r} is not a list of columns",
-            remedy=f"Pass [{categorical!r}]",
-        )
-        return
+def categorical_problems(
+    job: Job, categorical: Iterable[str], others: Iterable[str]
+) -> Iterator[Problem]:
+    """Yield the problems of the columns that the option `categorical` names."""
     for column in categorical:
         yield from missing_columns(job, categorical=column)
         if column in others:

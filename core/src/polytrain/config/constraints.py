@@ -401,4 +401,4 @@ def column_names(names: Any) -> Iterator[Wrong]:
     if isinstance(names, str):
         yield f"{names!r} is one name", f"Give a list: [{names!r}]"
     elif not isinstance(names, Iterable):
-        yield f"it is {a_type(names)}", "Pass a list"
+        yield f"{quoted(names)} is not a list of columns", 'Give their names, such as ["x", "y"]'
