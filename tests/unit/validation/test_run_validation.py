@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.run.driver import Driver
@@ -369,6 +370,10 @@ def test_the_next_driver_keeps_what_its_predecessor_has_not_validated(
     manager.checkpoints = [older, newest]
     manager.validations = validations
     validations.request(Validation(checkpoint=older.directory, step=1))
+    assert manager.superseded() == []
+    # Also if it has no function: a later one may have it.
+    with ValidationCoordinator(config=None, manager=manager, journal=Mock(), mailbox=Mock()) as own:
+        assert not own.is_busy
     assert manager.superseded() == []
     validations.end(Validation(checkpoint=older.directory, step=1, status=ValidationStatus.FAILED))
     assert manager.superseded() == [older.directory]

@@ -67,12 +67,6 @@ class Validations:
                 del self._ended[name]
                 self._pending[name] = replace(ended, status=ValidationStatus.PENDING, reason="")
 
-    def leave_pending(self) -> int:
-        """Forget pending validations, which the journal keeps; return their number."""
-        left = len(self._pending)
-        self._pending.clear()
-        return left
-
     def due(self, committed: Collection[str]) -> Validation | None:
         """Return the next checkpoint to validate.
 

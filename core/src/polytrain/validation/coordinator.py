@@ -77,7 +77,7 @@ class ValidationCoordinator(AttachedWork):
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-validation")
         if config is None:
-            self._leave_pending()
+            self._warn_of_pending()
         elif config.on_failure == "fail":
             # Failed validations have ended the run: retry them when it is resumed.
             self._validations.retry_failed()
@@ -224,9 +224,9 @@ class ValidationCoordinator(AttachedWork):
         details = f"{first_line}\n{outcome.traceback or outcome.output}"
         logger.warning("%s: %s", what.capitalize(), details.strip())
 
-    def _leave_pending(self) -> None:
-        """Without a function, leave requests of earlier drivers to later ones."""
-        left = self._validations.leave_pending()
+    def _warn_of_pending(self) -> None:
+        """Without a function, requests of earlier drivers are left to later ones."""
+        left = len(self._validations.pending)
         if left:
             logger.warning(
                 "%s for a validation, and fit() has no function for it: pass "
