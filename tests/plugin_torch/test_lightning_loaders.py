@@ -60,7 +60,7 @@ def training_function(folder: str) -> Callable[[Any], None]:
             )
             module = Rows(stop_after)
             try:
-                trainer.fit(module, DataLoader(rows, **loader))
+                trainer.fit(module, DataLoader(rows, **loader), ckpt_path=config.get("ckpt_path"))
             except InterruptedError:
                 stopped.append(True)
             return module.rows
@@ -108,7 +108,7 @@ def test_what_the_user_divides_is_not_divided_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("splits", "skips_from"), [(True, -1), (False, -1), (True, 2)])
 def test_a_loader_goes_on_at_its_place(
-    run: Run, tmp_path: Path, splits: bool, skips_from: int
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, splits: bool, skips_from: int
 ) -> None:
     """After two batches of the first epoch come its others, unless skipped, and the next epoch."""
     train = training_function(str(tmp_path / "lightning"))
@@ -117,7 +117,12 @@ def test_a_loader_goes_on_at_its_place(
     resumed = run(train, train_loop_config=config, restore_from=first.checkpoint)
     if skips_from > 0:
         assert resumed.metrics["rows"] == [*range(4)]
+        # A file of Lightning's has no place in the data.
+        file = f"{first.checkpoint.path}/lightning.ckpt"
+        run(train, train_loop_config={**config, "ckpt_path": file})
+        assert "the rest of the epoch takes the epoch's first rows" in caplog.text
         return
+    assert "first rows" not in caplog.text
     epochs = []
     for number in range(2):
         sampler = DistributedSampler(range(ROWS), 1, 0)

@@ -258,10 +258,23 @@ class Trainer(lightning.Trainer):
         if checkpoint is not None:
             # After the user's hooks, which may freeze parameters that training had unfrozen.
             resume_epoch(self, checkpoint)
+        elif self.ckpt_path is not None and self._loaders:
+            self._warn_of_place()
         # Not in the search of a finder, before the training.
         if self._reports.is_training:
             self._kept.continue_epochs(self)
             self._kept.begin(self)
+
+    def _warn_of_place(self) -> None:
+        """Warn if Lightning's checkpoint is from within an epoch, as Lightning itself would."""
+        batches = self.fit_loop.epoch_loop.batch_progress
+        if batches.current.ready and not batches.is_last_batch and self.is_global_zero:
+            logger.warning(
+                "ckpt_path=%r is from the middle of an epoch and doesn't say which rows are left: "
+                "the rest of the epoch takes the epoch's first rows. To continue after the last "
+                "row, pass a checkpoint of a run as restore_from.",
+                str(self.ckpt_path),
+            )
 
     def _start_batches(self, own_start: Any, fetcher: Any) -> None:
         own_start(fetcher)
