@@ -27,6 +27,7 @@ from polytrain import (
     DataConfig,
     FailureConfig,
     FailureKind,
+    InvalidJobError,
     Result,
     Rollback,
     RunConfig,
@@ -354,3 +355,29 @@ def test_that_nothing_can_be_left_out_is_said_once(
     ).fit()
     assert result.restarts == 2
     assert caplog.text.count("in spite of on_divergence='rollback'") == 1
+
+
+def test_places_that_are_left_out_are_of_the_same_data(quiet: RunConfig) -> None:
+    """Without a checkpoint, too: what is left out of other rows would be any of them."""
+
+    def train_rows() -> None:
+        for batch in polytrain.get_dataset_shard("train").iter_batches(batch_size=2):
+            polytrain.report({"loss": float(batch["loss"].sum())})
+
+    def fit_rows(*losses: float) -> None:
+        make_trainer(
+            "reference",
+            train_rows,
+            datasets={"train": {"loss": np.array(losses)}},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=dataclasses.replace(
+                quiet,
+                name="run",
+                failure_config=FailureConfig(on_divergence="rollback", max_rollbacks=1),
+            ),
+        ).fit()
+
+    with pytest.raises(TrainingFailedError, match="none is left"):
+        fit_rows(1.0, np.nan, 1.0, 1.0, np.nan, 1.0)
+    with pytest.raises(InvalidJobError, match="its rows differ"):
+        fit_rows(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
