@@ -182,7 +182,9 @@ def test_state_goes_back_to_the_last_save(run: Any) -> None:
     def train() -> None:
         hvd.init()
         model, optimizer = linear()
-        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1, seen=[1])
+        state = hvd.elastic.TorchState(
+            model=model, optimizer=optimizer, epoch=1, seen=[1], directory="logs"
+        )
         weights = copy.deepcopy(model.state_dict())
         model(torch.ones(2)).sum().backward()
         optimizer.step()

@@ -256,7 +256,7 @@ class TrainingState:
                 with keeper.unnoted_steps():
                     try_loading(name, load)
 
-    def save(self, directory: str | Path, **progress: Any) -> None:
+    def save(self, directory: str | Path, /, **progress: Any) -> None:
         """Write all parts into a directory of this rank. All ranks call this.
 
         Args:
