@@ -179,9 +179,9 @@ class GradientReducer:
         ):
             if now is not then or writes != writes_then:
                 raise RuntimeError(
-                    "Gradients were changed (clipped, or unscaled by a GradScaler) while they were "
-                    "reduced over the ranks, which would undo it. Call optimizer.synchronize() "
-                    "before, and optimizer.step() within optimizer.skip_synchronize()."
+                    "Gradients were changed, for example clipped, while they were reduced over the "
+                    "ranks, which would undo it. Call optimizer.synchronize() before, and "
+                    "optimizer.step() within optimizer.skip_synchronize()."
                 )
         bucket.packed = ()
         flat = self.compression.decompress(bucket.sent, bucket.compressed_as)
