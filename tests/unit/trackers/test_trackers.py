@@ -413,6 +413,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"track": ("csv", None)}, "None is not a tracker"),
         ({"track": [CSV("a")]}, "is a tracker, not a name. Pass it in RunConfig(observers=[…])"),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
+        ({"track": [{"name": "csv"}]}, "RunConfig.track: {'name': 'csv'} is not a tracker"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
         (
             {"observers": (CSV("~nobody-of-this-name/x"),)},

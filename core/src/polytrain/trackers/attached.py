@@ -93,7 +93,7 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
             remedy=f"Give one of {', '.join(map(repr, NAMES))}, or several in a tuple",
         )
         return
-    unknown = [name for name in names or () if name not in NAMES]
+    unknown = [name for name in names or () if not isinstance(name, str) or name not in NAMES]
     for name in unknown:
         what = f"{name!r} is not a tracker"
         meant = did_you_mean(name, NAMES) if isinstance(name, str) else ""
