@@ -112,7 +112,7 @@ def test_files_are_read_by_the_workers(result: Result, tmp_path: Path, write: An
     # Parts of 300 rows: some begin in one file or row group, and end in the next.
     result.predict(
         str(tmp_path / "data"), output=tmp_path / "out", keep=["id"], num_workers=2,
-        rows_per_file=300,
+        rows_per_file=np.int64(300),
     )  # fmt: skip
     stored = read(str(tmp_path / "out"))
     assert stored["id"].to_pylist() == table()["id"].to_pylist()

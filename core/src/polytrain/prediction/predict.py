@@ -206,7 +206,8 @@ def _rows(source: Source) -> int:
 def _part_rows(request: PredictionRequest, source: Source) -> int:
     if request.output is None:
         return PART_ROWS
-    return request.rows_per_file or default_part_rows(_rows(source))
+    # It may be a number of NumPy's, which the output's record can't hold.
+    return int(request.rows_per_file or default_part_rows(_rows(source)))
 
 
 def _task(
