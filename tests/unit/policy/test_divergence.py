@@ -142,13 +142,16 @@ def test_a_spike_is_found_on_rank_0_by_the_reports_before_the_restart() -> None:
         ((0, 90), (1, 10), ((0, 90, 100), (1, 0, 10))),
         ((0, 100), (1, 10), ((1, 0, 10),)),
         ((0, 90), (1, 0), ((0, 90, 100),)),
+        ((0, 90), (2, 10), ((0, 90, 100), (1, 0, 100), (2, 0, 10))),
     ],
-    ids=["over the end", "from the next epoch's start", "to the end"],
+    ids=["over the end", "from the next epoch's start", "to the end", "over what was left out"],
 )
-def test_the_place_may_be_in_the_next_epoch(
+def test_the_place_may_be_in_a_later_epoch(
     good: tuple[int, int], bad: tuple[int, int], expected: Any
 ) -> None:
-    assert left_out({"train": place(*good)}, {"train": place(*bad)}) == ({"train": expected}, "")
+    before = {"train": [(1, 0, 90)]}
+    found = left_out({"train": place(*good)}, {"train": place(*bad)}, before)
+    assert found == ({"train": expected}, "")
 
 
 def test_what_was_only_looked_at_is_not_blamed() -> None:
@@ -158,6 +161,19 @@ def test_what_was_only_looked_at_is_not_blamed() -> None:
     assert left_out(start, {"train": looked}) == ({"train": ((2, 0, 10),)}, "")
     for unclear in (now, replace(looked, place=(2, 0))):
         assert "all of an epoch" in left_out(start, {"train": unclear})[1]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "read"),
+    [
+        (((0, 20, 60), (0, 20, 80), (0, 90, 110), (1, 10, 20)), 40),
+        (((0, 0, 10), (0, 20, 30), (1, 0, 5)), 85),
+        (((1, 5, 10), (1, 10, 20)), 105),
+    ],
+)
+def test_what_was_left_out_before_was_not_read(skipped: Any, read: int) -> None:
+    found, problem = left_out({"train": place(0, 0)}, {"train": place(1, 10)}, {"train": skipped})
+    assert ("all of an epoch" in problem, not found) == (read >= 100, read >= 100)
 
 
 def test_data_that_is_read_to_validate_comes_again() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from polytrain.config.configs import FailureConfig
@@ -204,6 +205,7 @@ class DivergenceWatch:
         before: Iterable[Mapping[str, Any]],
         skips: bool,
         starts_unseen: bool = False,
+        skipped: Mapping[str, Sequence[Skipped]] = MappingProxyType({}),
     ) -> None:
         """
         Args:
@@ -214,10 +216,12 @@ class DivergenceWatch:
             starts_unseen: whether the attempt starts from a survivor's state, which no report has
                 shown to be good. If its first report is bad, the batch that has led to it may be
                 one before, so none is left out: the next attempt finds it again.
+            skipped: data set → what the attempt leaves out of it.
         """
         self._rule = rule
         self._rank = rank
         self._skips = skips
+        self._skipped = skipped
         self._is_first = True
         self._is_unseen = starts_unseen
         self.keeps_all = ""
@@ -279,32 +283,37 @@ class DivergenceWatch:
             return {}, ""
         if self.keeps_all:
             return {}, f"{self.keeps_all}. {_INSTEAD}"
-        return left_out(self._good[1], places)
+        return left_out(self._good[1], places, self._skipped)
 
 
 _INSTEAD = "FailureConfig(on_rollback=…) changes the configuration instead of leaving batches out"
 
 
 def left_out(
-    good: Mapping[str, DataPlace], bad: Mapping[str, DataPlace]
+    good: Mapping[str, DataPlace],
+    bad: Mapping[str, DataPlace],
+    skipped: Mapping[str, Sequence[Skipped]] = MappingProxyType({}),
 ) -> tuple[Mapping[str, tuple[Skipped, ...]], str]:
     """Return what was read between two reports, and why it can't be left out; empty if it can.
 
     Args:
         good: each data set's place at the last good report.
         bad: the same at the bad one; a data set that is new there began at its beginning.
+        skipped: data set → what was left out there, and so wasn't read.
     """
     moved = {
         name: (start, now)
         for name, now in bad.items()
         for start in [_start(good[name].place if name in good else (0, 0), now)]
         # Where only an epoch has ended, no row was read.
-        if _is_epoch(start, now) or any(_between(start, now))
+        if any(_between(start, now))
     }
     if "train" in moved:
         # The others are read to validate.
         moved = {"train": moved["train"]}
-    whole = {name for name, (start, now) in moved.items() if _is_epoch(start, now)}
+    whole = {
+        name for name, (start, now) in moved.items() if _is_epoch(start, now, skipped.get(name, ()))
+    }
     parts = {name: each for name, each in moved.items() if name not in whole}
     if not moved:
         return {}, (
@@ -327,21 +336,26 @@ def _start(good: Place, now: DataPlace) -> Place:
     return max(good, now.since) if now.since < now.place else good
 
 
-def _is_epoch(start: Place, now: DataPlace) -> bool:
-    """Whether at least as many rows as an epoch has lie between two places."""
+def _is_epoch(start: Place, now: DataPlace, skipped: Iterable[Skipped]) -> bool:
+    """Whether at least as many rows as an epoch has were read between two places."""
     (epoch, first), (last, stop) = start, now.place
-    return (last - epoch) * now.rows + stop - first >= now.rows
+    begun, end = epoch * now.rows + first, last * now.rows + stop
+    read = end - begun
+    for number, hole, after in sorted(skipped):
+        at = max(begun, number * now.rows + hole)
+        # What is left out may overlap.
+        begun = max(begun, min(end, number * now.rows + min(after, now.rows)))
+        read -= max(0, begun - at)
+    return read >= now.rows
 
 
 def _between(start: Place, now: DataPlace) -> Iterator[Skipped]:
     (epoch, first), (last, stop) = start, now.place
-    if epoch < last:
-        # Less than an epoch: it began in the one before.
-        if first < now.rows:
-            yield epoch, first, now.rows
+    for number in range(epoch, last + 1):
+        end = stop if number == last else now.rows
+        if first < end:
+            yield number, first, end
         first = 0
-    if first < stop:
-        yield last, first, stop
 
 
 def _names(names: Iterable[str]) -> str:

@@ -161,6 +161,7 @@ class WorkerSession:
                 before=order.last_reports,
                 skips=job.skips_bad_batches,
                 starts_unseen=order.start.is_rescue,
+                skipped=order.start.skipped,
             )
 
         self._model: Any = None
