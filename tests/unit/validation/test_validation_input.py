@@ -112,6 +112,14 @@ WRONG = {
         ValidationConfig(fn=validate, ray_remote_kwargs="num_gpus=1"),
         "ValidationConfig.ray_remote_kwargs: it is a str",
     ),
+    "an option that is no name": (
+        ValidationConfig(fn=validate, ray_remote_kwargs={1: 2}),
+        "ValidationConfig.ray_remote_kwargs: 1 is not the name of an option",
+    ),
+    "a number that isn't written": (
+        ValidationConfig(fn=validate, task_config=ValidationTaskConfig(fn_kwargs={"a": 10**5000})),
+        "'a': a whole number of more than 80 digits can't be written down",
+    ),
     "num_returns": (
         ValidationConfig(fn=validate, ray_remote_kwargs={"num_returns": 2}),
         "ValidationConfig.ray_remote_kwargs: .*num_returns",

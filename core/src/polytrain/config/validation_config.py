@@ -18,6 +18,7 @@ from polytrain.config.constraints import (
 from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK, takes_ray_arguments
 from polytrain.text.described import plain
 from polytrain.text.secret_names import is_secret
+from polytrain_plugins.type_names import quoted
 
 if TYPE_CHECKING:
     from polytrain.checkpoint.checkpoint import Checkpoint
@@ -35,7 +36,8 @@ def json_arguments(arguments: Mapping[Any, Any]) -> Iterator[Wrong]:
     for name, value in arguments.items():
         if not isinstance(name, str) or not _is_json(value):
             yield (
-                f"{name!r}: {value!r} can't be written down in JSON, for a run that is resumed",
+                f"{name!r}: {quoted(value)} can't be written down in JSON, for a run that is "
+                "resumed",
                 "Pass numbers, texts, lists or dicts of them by name; make anything else "
                 "in the validation function",
             )
@@ -48,8 +50,11 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def task_options(options: Mapping[str, Any]) -> Iterator[Wrong]:
+def task_options(options: Mapping[Any, Any]) -> Iterator[Wrong]:
     """Yield what `ray.remote` of a validation can't be given."""
+    for name in options:
+        if not isinstance(name, str):
+            yield f"{name!r} is not the name of an option", "Give options of ray.remote by name"
     if "num_returns" in options:
         yield (
             "a validation returns its metrics alone, so num_returns can't be chosen",
