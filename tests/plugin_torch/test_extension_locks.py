@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.file_baton import FileBaton
@@ -58,11 +60,17 @@ def test_who_waits_for_a_killed_process_is_told_so(abandoned: Path) -> None:
     assert FileBaton(abandoned).try_acquire()
 
 
-def test_a_lock_that_torch_itself_made_is_kept_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "content", [pytest.param("", id="torch's"), pytest.param("another\n", id="another node's")]
+)
+def test_a_lock_of_which_nothing_is_known_is_kept_and_named(
+    content: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "lock"
-    path.touch()
+    path.write_text(content)
     baton = FileBaton(path)
     assert not baton.try_acquire()
     monkeypatch.setattr(extension_locks, "_WARN_AFTER_S", -1.0)
@@ -73,7 +81,8 @@ def test_a_lock_that_torch_itself_made_is_kept_and_named(
         if len(naps) == 2:
             path.unlink()
 
-    monkeypatch.setattr(extension_locks.time, "sleep", release_at_second)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=release_at_second)
+    monkeypatch.setattr(extension_locks, "time", clock)
     with caplog.at_level(logging.WARNING):
         baton.wait()
     [record] = caplog.records

@@ -2,7 +2,8 @@
 
 torch's lock is a file that exists. A process that is killed leaves it, and all later ones wait for
 its removal, forever and without a word. Here the owner also locks the file by `flock`, which ends
-with the process.
+with the process. Some shared file systems keep such locks on each node alone, so the file says on
+which one its owner is, and only a process there asks.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from torch.utils.file_baton import FileBaton
 
 logger = logging.getLogger(__name__)
 
-_OWNED = b"its owner holds it by flock\n"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Names this node's kernel, until it starts again."""
 
 _WARN_AFTER_S = 30.0
 
 
 @contextmanager
 def guarded_extension_locks() -> Iterator[None]:
-    """In a block, take over locks whose owner is gone, and name those that may be."""
+    """In a block, take over locks whose owner is gone, and name those that stay."""
     names = ("try_acquire", "wait", "release")
     before = [getattr(FileBaton, name) for name in names]
     for name, method in zip(names, (_try_acquire, _wait, _release), strict=True):
@@ -49,7 +51,7 @@ def _try_acquire(self: FileBaton) -> bool:
         else:
             with suppress(OSError):  # a file system without locks: then it is as torch's own
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.write(self.fd, _OWNED)
+                os.write(self.fd, _BOOT.read_bytes())
             return True
 
 
@@ -57,12 +59,11 @@ def _wait(self: FileBaton) -> None:
     path, began, has_warned = Path(self.lock_file_path), time.monotonic(), False
     with suppress(FileNotFoundError):
         while (descriptor := _abandoned(path)) is None:
-            waited_s = time.monotonic() - began
-            if waited_s > _WARN_AFTER_S and not has_warned and path.read_bytes() != _OWNED:
+            if time.monotonic() - began > _WARN_AFTER_S and not has_warned:
                 has_warned = True
                 logger.warning(
-                    "This process uses a C++ extension once %s is gone: another one is building "
-                    "it, or was killed while it did. If no compiler runs, remove this file.",
+                    "This process waits for another one to build a C++ extension, until %s is "
+                    "gone. If no compiler runs, remove this file.",
                     path,
                 )
             time.sleep(self.wait_seconds)
@@ -84,15 +85,19 @@ def _abandoned(path: str | Path) -> int | None:
     """Return the descriptor of a lock whose owner is gone: it is ours until it is closed.
 
     Returns:
-        None if it has an owner, or one that holds it by the file's existence alone.
+        None if it has an owner, or one of which nothing is known here.
 
     Raises:
         FileNotFoundError: it was released.
     """
-    descriptor = os.open(path, os.O_RDWR)
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except PermissionError:
+        return None
     with ExitStack() as stack:
         stack.callback(os.close, descriptor)
-        if os.pread(descriptor, len(_OWNED), 0) != _OWNED:
+        here = _BOOT.read_bytes()
+        if os.pread(descriptor, len(here), 0) != here:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
