@@ -67,6 +67,11 @@ def test_a_backend_that_cannot_be_sent_is_refused_before_anything_starts() -> No
     assert trainer(backend, num_workers=0)
 
 
+def test_a_backend_may_hold_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polytrain.functions.function_checks._MOST_BYTES", 10)
+    assert trainer(HoldsALock(label="y", lock="a model to continue"), num_workers=2)
+
+
 def test_a_broken_backend_that_is_installed_too_is_nobody_elses_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

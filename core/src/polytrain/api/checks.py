@@ -103,6 +103,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
                 "backend",
                 backend,
                 remedy="Give it what can be pickled; what else it needs, its engine makes",
+                any_size=True,
             )
         if not problems:
             # It needs a backend with valid options.

@@ -20,13 +20,18 @@ _MOST_BYTES = 256 * 2**20
 
 
 def pickle_problems(
-    field: str, value: Any, *, remedy: str = "Create such objects inside the training function"
+    field: str,
+    value: Any,
+    *,
+    remedy: str = "Create such objects inside the training function",
+    any_size: bool = False,
 ) -> Iterator[Problem]:
-    """Yield a problem if a function or a config can't be sent to the workers.
+    """Yield a problem if a function, a config or a backend can't be sent to the workers.
 
     Args:
         field: the argument, as the user writes it.
         remedy: advice for objects that can't be sent.
+        any_size: whether it may be large, such as a backend with a model to continue.
     """
     size = _size_or_error(value)
     if isinstance(size, Exception):
@@ -36,7 +41,7 @@ def pickle_problems(
             what=f"it can't be sent to the workers: {culprits}",
             remedy=remedy,
         )
-    elif size > _MOST_BYTES:
+    elif size > _MOST_BYTES and not any_size:
         largest = _largest(value)
         because = f", of which {largest[0]!r} has {largest[1] >> 20}" if largest else ""
         yield Problem(
