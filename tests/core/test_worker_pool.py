@@ -451,26 +451,27 @@ def test_a_running_run_does_not_grow_onto_a_node_that_does_not_see_the_storage(
     assert list(cluster.waiting.values()) == [frozenset("b")]
 
 
-@pytest.mark.parametrize("least", [1, 2])
-def test_a_node_that_was_rejected_is_not_tried_again_while_others_may_have_room(
-    least: int,
-) -> None:
-    """It costs a run its next placement only if no other node has any."""
+@pytest.mark.parametrize("avoid", [NOBODY, {"a": math.inf}], ids=["", "all other nodes left"])
+def test_a_node_that_was_rejected_is_not_tried_again(avoid: dict[str, float]) -> None:
+    """A node may still be added: the run waits for it as long as for any other."""
     cluster = FakeCluster(a=2)
-    pool = cluster.pool((least, 3))
+    pool = cluster.pool((2, 3))
     begin(pool, cluster)
     cluster.nodes["b"] = 1
     [waiting] = cluster.waiting
     cluster.arrive(pool, waiting, "b", unusable="b doesn't see it")
     cluster.lose(pool, pool.ranked[1])
-    pool.place(avoid=NOBODY, without=NO_RANK)
-    assert set(cluster.waiting.values()) == {frozenset("b")}
-    if least == 2:
-        cluster.others["a"] = 1
-        cluster.now = 10.0
+    cluster.others["a"] = 1
+    pool.place(avoid=avoid, without=NO_RANK)
+    for cluster.now in (10.0, 20.0):
+        assert set(cluster.waiting.values()) == {frozenset("b")}
         pool.look_at_the_clock()
-        cluster.arrive(pool, next(iter(cluster.waiting)), "b", unusable="b doesn't see it")
-        assert cluster.failures() == ["b doesn't see it"]
+    cluster.arrive(pool, next(iter(cluster.waiting)), "b", unusable="b doesn't see it")
+    assert cluster.failures() == []
+    cluster.now = 1e9
+    pool.look_at_the_clock()
+    [failure] = cluster.failures()
+    assert failure.endswith("(start_timeout_s=…). Besides, b doesn't see it")
 
 
 def test_a_run_with_enough_agents_does_not_end_by_a_node_that_it_can_not_use() -> None:

@@ -134,8 +134,8 @@ class WorkerPool:
         self._avoided: dict[str, float] = {}
         """Nodes that get no agents → the time from which they may get some again."""
 
-        self._rejected: set[str] = set()
-        """Nodes that the run can't use."""
+        self._rejected: dict[str, str] = {}
+        """Nodes that the run can't use → the reason. They are avoided as long as it lives."""
 
         self._lost_nodes = LostNodes(living=cluster.living_nodes, clock=clock)
         self._bundles = RunBundles(self._policy, launcher.bundles)
@@ -208,13 +208,13 @@ class WorkerPool:
         if agent_handle.bundle is not None:
             self._bundles.arrived(agent_handle.bundle, place.node_id)
         self._losses = 0
-        if place.unusable is not None:
-            self._reject(agent_handle, place.unusable)
-            return
         if place.node_id in self._avoided:
             # It was requested before its node became one to avoid.
             self._dismiss(agent_handle)
             self._ask_for_more()
+            return
+        if place.unusable is not None:
+            self._reject(agent_handle, place.unusable)
             return
         self._spares[agent_handle] = None
         if self._placing is not None:
@@ -251,7 +251,7 @@ class WorkerPool:
             self._fail(reason)
             return
         logger.warning("No worker is placed on a node: %s.", reason)
-        self._rejected.add(agent_handle.place.node_id)
+        self._rejected[agent_handle.place.node_id] = reason
         self._avoided[agent_handle.place.node_id] = math.inf
         self._ask_for_more()
 
@@ -324,14 +324,13 @@ class WorkerPool:
         if now >= placing.look_at:
             self._look_for_missing(placing)
         if self._placing is not None and now >= placing.fail_at:
-            self._fail(
-                self._policy.why_late(
-                    self._launcher.outlook(),
-                    self._launcher.starting(),
-                    self._free_nodes(),
-                    up=self._up,
-                )
+            late = self._policy.why_late(
+                self._launcher.outlook(),
+                self._launcher.starting(),
+                self._free_nodes(),
+                up=self._up,
             )
+            self._fail(". Besides, ".join([late, *dict.fromkeys(self._rejected.values())]))
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
@@ -563,16 +562,16 @@ class WorkerPool:
         departure = self._policy.departure(nodes, avoid, living)
         if departure.reason:
             logger.warning("%s.", departure.reason)
-        self._avoided = {node: avoid[node] for node in departure.avoided}
+        self._avoided = {node: avoid[node] for node in departure.avoided.union(self._rejected)}
         leaving = [each for each in self.here if each.number in departure.leaving]
         replaceable = sum(each.number not in departure.leaving for each in self._spares)
         replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
         self._dismiss_all({*leaving, *replaced})
 
     def _avoid_no_more(self) -> None:
-        """Accept any node again: the other nodes have no room after all."""
-        if self._avoided:
-            self._avoided.clear()
+        """Accept any node again that the run can use: the others have no room after all."""
+        if not self._avoided.keys() <= self._rejected.keys():
+            self._avoided = dict.fromkeys(self._rejected, math.inf)
             self.dismiss_those_to_come()
             self._ask_again(self._bundles.move_back())
 
