@@ -295,6 +295,20 @@ def test_a_process_that_ends_before_the_agent_of_a_node_that_goes_is_free(
     assert isinstance(play.state.phase, Concluded) == (kind is FailureKind.WORKER_LOST)
 
 
+def test_a_node_that_was_to_go_and_stays_restarts_a_run_twice_at_most() -> None:
+    """No other node holds its workers; a limit of memory ends them, or somebody does."""
+    play = Play(4, max_failures=0).launched().training().tell(MOVE)
+    nodes = play.state.nodes
+    for attempt in range(2):
+        play.tell(exited(2, attempt, killed=False, how="killed by SIGKILL"))
+        play.tell(*(exited(rank, attempt, killed=True) for rank in (0, 1, 3)))
+        assert play.state.attempts[-1].root.kind is FailureKind.PREEMPTED
+        play.tell(AgentsPlaced(nodes=nodes)).training()
+    play.tell(exited(2, 2, killed=False, how="killed by SIGKILL"))
+    play.tell(*(exited(rank, 2, killed=True) for rank in (0, 1, 3)))
+    assert play.conclusion().failures[0].kind is FailureKind.WORKER_LOST
+
+
 def test_an_agent_that_is_lost_on_another_node_meanwhile_is_not() -> None:
     play = Play(4, max_failures=0).launched().training().tell(MOVE)
     play.tell(AgentLost(rank=0, reason="node died", kind=FailureKind.NODE_LOST))

@@ -73,6 +73,9 @@ _LOSES_A_CHECKPOINT = (
 # These count even at a planned end.
 _ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
 
+# A node that leaves ends at most as many attempts: one with its processes, one with its agents.
+_PREEMPTIONS_OF_A_NODE = 2
+
 # Failures that a node may have caused.
 _OF_A_NODE = (
     FailureKind.WORKER_LOST,
@@ -358,7 +361,7 @@ def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
     if isinstance(state.phase, Placing):
         # The pool replaces this agent while it places the others.
         return Transition(state=state, reason=f"rank {event.rank}: {event.reason}")
-    kind = FailureKind.PREEMPTED if _is_on_leaving_node(state, event.rank) else event.kind
+    kind = FailureKind.PREEMPTED if _is_preempted(state, event.rank) else event.kind
     failure = Failure(kind=kind, rank=event.rank, message=event.reason)
     transition = _failed(state, failure, now=now, loses_agent=True)
     ending = transition.state.phase
@@ -368,8 +371,19 @@ def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
     return _gone_while_ending(transition, event.rank, now=now)
 
 
-def _is_on_leaving_node(state: State, rank: int) -> bool:
-    return not state.leaving_nodes.isdisjoint(state.nodes[rank : rank + 1])
+def _is_preempted(state: State, rank: int) -> bool:
+    """Return whether a rank's end is taken for its node's leaving.
+
+    A node that was to leave may stay, and its workers if no other node holds them. What ends them
+    again and again must not restart the run for ever.
+    """
+    leaving = state.leaving_nodes.intersection(state.nodes[rank : rank + 1])
+    ended = [
+        attempt
+        for attempt in state.attempts
+        if attempt.root.kind is FailureKind.PREEMPTED and leaving <= attempt.nodes
+    ]
+    return bool(leaving) and len(ended) < _PREEMPTIONS_OF_A_NODE
 
 
 def _concluded_failed(state: State, failures: tuple[Failure, ...], reason: str) -> Transition:
@@ -417,7 +431,7 @@ def _of_exit(state: State, event: Exited) -> Failure:
     kind, how = FailureKind.WORKER_LOST, event.how
     if event.out_of_memory:
         kind, how = FailureKind.OUT_OF_MEMORY, "ended by the kernel, which was out of memory,"
-    elif _is_on_leaving_node(state, event.rank) and not is_crash(how):
+    elif _is_preempted(state, event.rank) and not is_crash(how):
         # The node's processes end in any order: its agent may be lost later.
         kind = FailureKind.PREEMPTED
     before = "its training was done" if event.rank in state.steps else "it had joined the others"
