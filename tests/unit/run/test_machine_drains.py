@@ -420,6 +420,8 @@ def test_a_rank_that_has_stopped_for_a_move_ends_no_run_before_its_condition(
     else:
         assert isinstance(play.latest[-1], AcquireWorkers)
         assert play.state.drain is None
+        met_at = "step 5, at which a condition is met"
+        assert f"rank 1 has stopped before {met_at}: the next attempt meets it" in play.reason
 
 
 def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:

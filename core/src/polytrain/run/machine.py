@@ -292,7 +292,8 @@ def _drained(state: State, rank: int, *, now: float) -> Transition:
     reason = f"rank {rank} has stopped after its checkpoint, {drain.purpose}"
     if rank != 0 and state.committed < drain.until_step:
         # It was asked before rank 0 met a condition, which the next attempt meets again.
-        reason = f"rank {rank} has stopped before step {drain.until_step}, which ends the run"
+        met_at = f"step {drain.until_step}, at which a condition is met"
+        reason = f"rank {rank} has stopped before {met_at}: the next attempt meets it"
         drain = replace(drain, purpose=Purpose.MOVE, reason=reason, stopped=None, until_step=0)
     state = replace(state, drain=drain)
     return _ended_as_planned(state, reason=reason, now=now)
