@@ -8,6 +8,8 @@ from typing import Any
 
 from polytrain_plugins.type_names import a_type
 
+_PLAIN = (str, int, float, bytes, bytearray, memoryview, type(None))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
@@ -81,7 +83,7 @@ def _expect_plain(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
             _expect_plain(f"{name}[{place}]", inner)
-    elif not isinstance(value, str | int | float | bytes | None):
+    elif not isinstance(value, _PLAIN):
         raise TypeError(
             f"{name} is {a_type(value)}. Offer plain values: str, int, float, bool, None, bytes, "
             "lists and dicts."

@@ -201,6 +201,7 @@ def test_a_demand_that_cannot_be_met_is_refused_where_it_is_made(
 
 def test_an_offer_that_cannot_be_sent_is_refused_where_it_is_made() -> None:
     Offer(host="h", port=1, details={"a": [1, (2.0, None)], "b": {"c": b"d"}})
+    Offer(details={"a": bytearray(b"id"), "b": memoryview(b"id")})
     with pytest.raises(TypeError, match=r"Offer\.details\['a'\]\[0\] is an ndarray. Offer plain"):
         Offer(details={"a": [np.zeros(2)]})
     port: Any = np.int64(3)
