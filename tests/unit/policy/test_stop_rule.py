@@ -106,6 +106,9 @@ def test_the_result_says_which_condition_was_met_where_and_by_what() -> None:
         step=57,
         value=0.05,
     )
+    assert str(met({"tokens": 1234567}, 5, tokens=1234568)) == (
+        "stopped by a condition: tokens >= 1234567, which was 1234568 at step 5"
+    )
     assert str(met({"training_iteration": 1234567}, 1234567)) == (
         "stopped by a condition: training_iteration >= 1234567"
     )
@@ -144,6 +147,9 @@ def test_a_time_budget(trained_s: float, ends: bool) -> None:
     if found is not None:
         assert (found.condition, found.step, found.value) == ("time_budget_s=60", 7, 60.0)
     assert StopRule().budget_met_by(trained_s, step=7) is None
+    long = StopRule(time_budget_s=1_234_567).budget_met_by(2e6, step=7)
+    assert long is not None
+    assert long.condition == "time_budget_s=1234567"
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
             field=field,
             what=f"{limit!r} alone is the value to reach, and {name!r} has none: by its name it "
             'becomes smaller, and by CheckpointConfig(checkpoint_score_order="max") larger',
-            remedy=f'Use checkpoint_score_order="min", or write "<= {limit:g}" or ">= {limit:g}"',
+            remedy=f'Use checkpoint_score_order="min", or write "<= {limit}" or ">= {limit}"',
         )
 
 

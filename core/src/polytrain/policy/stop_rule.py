@@ -98,7 +98,7 @@ class StopRule:
         for limit in self.limits:
             value = limit.is_met(step, metrics)
             if value is not None:
-                where = "" if limit.metric == STEP else f", which was {value:g} at step {step}"
+                where = "" if limit.metric == STEP else f", which was {value:.15g} at step {step}"
                 return Stopped(
                     by="condition",
                     reason=f"{limit}{where}",
@@ -117,7 +117,7 @@ class StopRule:
         """
         if self.time_budget_s is None or trained_s < self.time_budget_s:
             return None
-        condition = f"time_budget_s={self.time_budget_s:g}"
+        condition = f"time_budget_s={self.time_budget_s:.15g}"
         return Stopped(
             by="condition",
             reason=f"{condition}, after {trained_s:.1f} s of training at step {step}",
