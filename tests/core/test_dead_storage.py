@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 from tests.core.faulty_runs import ROUNDS, Run
-from tests.faulty_storage import ERROR, Call, out
+from tests.faulty_storage import ERROR, Call, Faults, FaultyFileSystem, FromThenOn, out
 
-from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain import (
+    Checkpoint,
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 from polytrain.checkpoint.staging import forget_aside, kept_aside, staged_in
 from polytrain.storage import calls
 from polytrain.testing.contract import kit_table
@@ -198,3 +205,12 @@ def test_the_end_waits_once_for_a_directory_that_is_dead(tmp_path: Path, clock: 
     with pytest.raises(TrainingFailedError):
         trainer.fit()
     assert TIMEOUT_S / 2 < clock.now <= TIMEOUT_S
+
+
+def test_making_a_trainer_waits_seconds_for_the_storage_of_its_start(
+    tmp_path: Path, clock: Clock
+) -> None:
+    start = Checkpoint("start", FaultyFileSystem(tmp_path, Faults(FromThenOn(0))))
+    with pytest.raises(InvalidJobError, match="restore_from: it can't be read"):
+        make_trainer("reference", lambda: None, restore_from=start)
+    assert 1 < clock.now <= 10

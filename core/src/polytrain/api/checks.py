@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -61,6 +62,9 @@ from polytrain_plugins.returned import demand_of
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
 
+_CHECKED_WITHIN_S = 10
+"""Seconds for which a check of the starting checkpoint retries: its address may be misspelt."""
+
 
 def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Describe the data, and collect everything that is wrong. Starts nothing.
@@ -88,8 +92,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     datasets, wrong_data = described_datasets(spec)
     problems += wrong_data
     # A wrong request needn't wait for a storage.
-    patience_s = 0 if problems else spec.run_config.storage_timeout_s
-    problems += _start_problems(spec, retry_s=patience_s)
+    problems += _start_problems(spec, patience_s=0 if problems else _CHECKED_WITHIN_S)
     if backend is not None:
         problems += function_problems(spec)
         if not problems and not spec.is_inline:
@@ -122,11 +125,11 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     return datasets, tuple(problems)
 
 
-def start_of(spec: RunSpec, *, retry_s: float = 0) -> StartingPoint:
+def start_of(spec: RunSpec, *, patience_s: float = math.inf) -> StartingPoint:
     """The starting point of a new run.
 
     Args:
-        retry_s: seconds for which unavailable storage is retried, now and later.
+        patience_s: the most seconds for which unavailable storage is retried, now and later.
 
     Raises:
         OSError: the checkpoint can't be read.
@@ -135,12 +138,13 @@ def start_of(spec: RunSpec, *, retry_s: float = 0) -> StartingPoint:
     given = spec.restore_from
     if given is None:
         return StartingPoint()
+    retry_s = min(patience_s, spec.run_config.storage_timeout_s)
     if isinstance(given, Checkpoint):
         return starting_point(Location.of(given.path, given.filesystem, retry_s=retry_s))
     return starting_point(Location.of(given, retry_s=retry_s))
 
 
-def _start_problems(spec: RunSpec, *, retry_s: float) -> Iterable[Problem]:
+def _start_problems(spec: RunSpec, *, patience_s: float) -> Iterable[Problem]:
     given: Any = spec.restore_from
     if given is not None and not isinstance(given, Checkpoint | str | Path):
         wrong = wrong_type("restore_from", given, Checkpoint)
@@ -148,7 +152,7 @@ def _start_problems(spec: RunSpec, *, retry_s: float) -> Iterable[Problem]:
         yield replace(wrong, remedy="Pass its checkpoint") if is_result else wrong
         return
     try:
-        yield from _wrong_start(spec, start_of(spec, retry_s=retry_s))
+        yield from _wrong_start(spec, start_of(spec, patience_s=patience_s))
     except (OSError, ValueError) as error:
         yield unreadable_start(error)
 

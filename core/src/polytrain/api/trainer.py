@@ -320,7 +320,7 @@ class Trainer:
         if self._start is not None:
             return self._start
         try:
-            return start_of(self._spec, retry_s=self._spec.run_config.storage_timeout_s)
+            return start_of(self._spec)
         except (OSError, ValueError) as error:
             raise InvalidJobError((unreadable_start(error),)) from error
 
