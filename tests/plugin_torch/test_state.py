@@ -519,7 +519,7 @@ def test_an_optimizer_that_is_spread_over_ranks_is_saved_whole(tmp_path: Path) -
         model, optimizer = made()
         step(model, optimizer)
         directory = Path(config["directory"])
-        TrainingState(model=model, optimizer=optimizer).save(directory)
+        TrainingState(model=model, optimizer=optimizer).save(directory=directory)
         torch.distributed.barrier()
         other, its = made()
         TrainingState(model=other, optimizer=its).restore(polytrain.Checkpoint(directory))

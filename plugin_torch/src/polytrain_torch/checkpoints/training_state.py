@@ -256,7 +256,7 @@ class TrainingState:
                 with keeper.unnoted_steps():
                     try_loading(name, load)
 
-    def save(self, directory: str | Path, /, **progress: Any) -> None:
+    def save(self, directory: str | Path, **progress: Any) -> None:
         """Write all parts into a directory of this rank. All ranks call this.
 
         Args:
@@ -271,11 +271,13 @@ class TrainingState:
             RuntimeError: there are virtual workers, and a loop over their micro-batches isn't over,
                 or models or optimizers differ between ranks.
         """
+        self._write(Path(directory), progress)
+
+    def _write(self, directory: Path, progress: State) -> None:
         virtual = current()
         if virtual is not None:
             virtual.check_between_steps()
         agree_on_call("TrainingState.save")
-        directory = Path(directory)
         by_all = get_context().every_rank_writes()
         sharded = {name for name, part in self._parts.items() if by_all and is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
@@ -340,7 +342,7 @@ class TrainingState:
             keeps.at_report(metrics, progress, validation)
         # Not in the system's directory: report may end this process, and it would stay.
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
-            self.save(directory, **progress)
+            self._write(Path(directory), progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report_part(metrics, Path(directory) if writes else None, validation)
 
