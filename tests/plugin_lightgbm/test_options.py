@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polytrain import NotInWorkerError
@@ -66,9 +67,10 @@ def test_what_the_run_decides_is_refused_in_every_spelling(parameter: str) -> No
 @pytest.mark.parametrize("parameter", ["interaction_constraints", "forcedsplits_filename"])
 def test_what_several_machines_fail_with_is_refused_in_every_spelling(parameter: str) -> None:
     for name in spellings(parameter):
-        [problem] = problems(params={name: [[0, 1]]}).values()
-        assert problem.field == f"params[{name!r}]"
-        assert "several machines" in problem.what
+        for given in ([[0, 1]], np.array([[0, 1]])):
+            [problem] = problems(params={name: given}).values()
+            assert problem.field == f"params[{name!r}]"
+            assert "several machines" in problem.what
 
 
 def test_linear_trees_are_refused_in_every_spelling() -> None:
@@ -89,16 +91,25 @@ def test_switches_are_read_as_lightgbm_reads_them() -> None:
 @pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])
 def test_percentiles_have_no_constraints(objective: str) -> None:
     for name in spellings("monotone_constraints"):
-        found = problems(params={"objective": objective, name: [1, 0]})
-        assert objective in found["params['monotone_constraints']"].what
+        for given in ([1, 0], np.array([1, 0])):
+            found = problems(params={"objective": objective, name: given})
+            assert objective in found["params['monotone_constraints']"].what
+        assert problems(params={"objective": objective, name: []}) == {}
     assert problems(params={"objective": "huber", "monotone_constraints": [1, 0]}) == {}
+
+
+def test_a_penalty_of_new_features_repeats_all_rounds() -> None:
+    for given in ([1.0, 2.0], np.array([1.0, 2.0])):
+        assert LightGBM(params={"cegb_penalty_feature_lazy": given}).needs_all_rounds
+    assert not LightGBM(params={"cegb_penalty_feature_lazy": []}).needs_all_rounds
 
 
 @pytest.mark.parametrize("parameter", ["feature_contri", "max_bin_by_feature"])
 def test_what_is_said_of_each_feature_has_an_entry_for_each(parameter: str) -> None:
     for name in spellings(parameter):
         assert "3 entries for 2" in problems(params={name: [2, 2, 2]})[f"params[{name!r}]"].what
-        assert problems(params={name: [2, 2]}) == {}
+        for fine in ([2, 2], np.array([2, 2]), []):
+            assert problems(params={name: fine}) == {}
 
 
 @pytest.mark.parametrize(

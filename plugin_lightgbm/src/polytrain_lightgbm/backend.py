@@ -26,6 +26,7 @@ from polytrain_lightgbm.parameters import (
     parallel_params,
     parameter_names,
     parameter_problems,
+    sets_something,
     value,
     without,
 )
@@ -151,7 +152,9 @@ class LightGBM(Booster):
         penalties for new features, LightGBM forgets which features a loaded model uses.
         """
         penalties = ("cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy")
-        return self._boosting in ("dart", "rf") or any(map(self.params.get, penalties))
+        return self._boosting in ("dart", "rf") or any(
+            sets_something(self.params.get(each)) for each in penalties
+        )
 
     def booster_params(self, threads: int) -> dict[str, Any]:
         """Return LightGBM's parameters, except the network's and those of rows drawn here."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from polytrain.boosting.table_validation import Labels
 from polytrain_lightgbm.objectives import MULTICLASS, RANKING, objective_of
-from polytrain_lightgbm.parameters import value
+from polytrain_lightgbm.parameters import sets_something, value
 
 _USUAL_GAINS = 31
 """Number of LightGBM's gains, one for each label from 0, if `label_gain` isn't given."""
@@ -34,7 +34,7 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
 
 
 def _highest_label(gains: Any) -> float:
-    if gains is None:
+    if not sets_something(gains):
         return _USUAL_GAINS - 1
     # LightGBM reads all parameters from text.
     return len(gains.split(",") if isinstance(gains, str) else gains) - 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from polytrain.boosting.problems import is_at_least, needed_by_objective, parameter_problem
-from polytrain_lightgbm.parameters import value
+from polytrain_lightgbm.parameters import sets_something, value
 from polytrain_plugins import Problem, unknown_name
 
 _OBJECTIVES: dict[str, tuple[str, ...]] = {
@@ -72,7 +72,7 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
         known = {*_NAMES, *_METRICS}
         yield from unknown_name("params['metric']", metric.lower(), known, "LightGBM's metrics")
     known_as = objective_of(params)
-    if known_as in PERCENTILES and value(params, "monotone_constraints"):
+    if known_as in PERCENTILES and sets_something(value(params, "monotone_constraints")):
         yield parameter_problem(
             "monotone_constraints",
             f"LightGBM has none with the objective {objective!r}, whose leaves are percentiles",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from polytrain.boosting.problems import (
@@ -327,7 +327,8 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 "Give a list with -1, 0 or 1 for each feature, in their order",
             )
     bins = params.get("forcedbins_filename")
-    if bins and not (isinstance(bins, str | os.PathLike) and os.path.isfile(bins)):
+    is_file = isinstance(bins, str | os.PathLike) and os.path.isfile(bins)
+    if sets_something(bins) and not is_file:
         yield parameter_problem(
             "forcedbins_filename",
             f"there is no file {bins!r}, which LightGBM would ignore",
@@ -338,7 +339,9 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             name, "LightGBM grows linear trees from the rows of one worker alone", "Leave it out"
         )
     for parameter, reason in _NOT_IN_PARALLEL.items():
-        for name in (name for name in parameter_names(parameter) if params.get(name)):
+        for name in (
+            name for name in parameter_names(parameter) if sets_something(params.get(name))
+        ):
             yield parameter_problem(
                 name, reason, "Leave it out; or use XGBoost, or a training function"
             )
@@ -401,6 +404,11 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """Return a parameter's value, given under any of its names in LightGBM."""
     return next((params[each] for each in parameter_names(name) if each in params), default)
+
+
+def sets_something(given: Any) -> bool:
+    """Return whether a parameter's value isn't empty. It may be an array."""
+    return len(given) > 0 if isinstance(given, Sized) else bool(given)
 
 
 def is_true(params: Mapping[str, Any], name: str, *, default: bool = False) -> bool:

@@ -170,10 +170,12 @@ def constraint_problems(
         value = params.get(name)
         entries = value if isinstance(value, list | tuple | Mapping) else ()
         nested = [entry for entry in entries if isinstance(entry, list | tuple | set)]
-        if isinstance(value, list | tuple) and not nested and len(value) != len(features):
+        # An empty list is as good as none.
+        is_flat = isinstance(value, list | tuple) and not nested
+        if is_flat and len(entries) not in (0, len(features)):
             yield Problem(
                 field=f"params[{name!r}]",
-                what=f"it has {len(value)} entries for {len(features)} features",
+                what=f"it has {len(entries)} entries for {len(features)} features",
                 remedy=f"Give one entry for each feature, in this order: {listed(features)}",
             )
         named = value if isinstance(value, Mapping) else [each for some in nested for each in some]
