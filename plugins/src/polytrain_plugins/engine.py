@@ -134,7 +134,12 @@ class Engine(ABC, Generic[Model]):
         return shard
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Model:
-        """Train from the backend's options alone, for a backend that declares `declarative`."""
+        """Train from the backend's options alone, for a backend that declares `declarative`.
+
+        Returns:
+            The model after the last step. None only where it isn't saved any more: on a rank that
+            writes no checkpoints (`Capabilities.checkpoint`), or if the last report's was saved.
+        """
         raise UnsupportedCapabilityError(
             f"{type(self).__name__} can't train from options alone: pass train_loop_per_worker."
         )

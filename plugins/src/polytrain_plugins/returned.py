@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polytrain_plugins.backend import Backend, Demand, Job
-from polytrain_plugins.engine import Engine, Session
+from polytrain_plugins.engine import Engine
 from polytrain_plugins.errors import Problem
-from polytrain_plugins.shard import Shard
 from polytrain_plugins.type_names import a_type
 from polytrain_plugins.world import Member, Offer, World
 
@@ -111,17 +110,15 @@ def gathered(engine: Engine[Any], piece: bytes, world: World, *, call: str) -> l
     return [_expected(each, bytes, f"{method}, in its list,", wanted) for each in pieces]
 
 
-def trained(engine: Engine[Any], shards: Mapping[str, Shard], session: Session) -> Any:
-    """Train, and return the model of `Engine.train`.
+def expect_model(engine: Engine[Any], model: Any) -> None:
+    """Check what `Engine.train` has returned, where it is to be saved.
 
     Raises:
-        TypeError: it returns None.
+        TypeError: it is None.
     """
-    model = engine.train(shards, session)
     if model is None:
         wanted = "the model, which the last checkpoint holds"
         raise _wrong(name_of(engine, "train"), "None", wanted)
-    return model
 
 
 def digests_of(engine: Engine[Any], model: Any) -> Mapping[str, str]:

@@ -140,7 +140,7 @@ def test_of_the_engine(method: str, result: Any, message: str) -> None:
             "joined": lambda: checks.join(stack, engine, WORLD),
             "sum_over_ranks": lambda: checks.summed(engine, [1, 2], WORLD),
             "gather_over_ranks": lambda: checks.gathered(engine, b"", WORLD, call=""),
-            "train": lambda: checks.trained(engine, {}, NOTHING),
+            "train": lambda: checks.expect_model(engine, engine.train({}, NOTHING)),
             "digests": lambda: checks.digests_of(engine, None),
             "model_columns": lambda: checks.columns_of(engine, Path(), (), {}),
         }

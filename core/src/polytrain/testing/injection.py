@@ -39,7 +39,6 @@ from polytrain_plugins.returned import (
     offered,
     problems_of,
     summed,
-    trained,
 )
 
 
@@ -156,7 +155,11 @@ class WithFaults(Backend):
         return demand_of(self.inner, job)
 
     def engine(self) -> Engine[Any]:
-        return _FaultyEngine(engine_of(self.inner), self.plan)
+        inner = engine_of(self.inner)
+        # Errors name the class of an engine.
+        named = type(type(inner).__name__, (_FaultyEngine,), {})
+        engine: Engine[Any] = named(inner, self.plan)
+        return engine
 
 
 class Injection:
@@ -283,7 +286,7 @@ class _FaultyEngine(Engine[Any]):
         return self._inner.adapt(shard)
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
-        return trained(self._inner, shards, session)
+        return self._inner.train(shards, session)
 
     def save(self, model: Any, directory: Path) -> None:
         self._inner.save(model, directory)

@@ -54,6 +54,7 @@ def session_with(
     directory: Path,
     *,
     start: StartingPoint | None = None,
+    rank: int = 0,
     **config: Any,
 ) -> WorkerSession:
     job = WorkerJob(
@@ -74,7 +75,7 @@ def session_with(
     return WorkerSession(
         job=job,
         order=order,
-        world=World(attempt=0, me=TWO[0], members=TWO, offers=(Offer(), Offer())),
+        world=World(attempt=0, me=TWO[rank], members=TWO, offers=(Offer(), Offer())),
         engine=engine,
         shards={},
         channel=channel,
@@ -118,3 +119,14 @@ def test_a_child_takes_no_message_for_which_its_parent_waits(
                     call()
         assert session.newest_checkpoint() is not None
         assert session.is_checkpoint_wanted()
+
+
+def test_a_model_is_missed_only_where_it_is_to_be_saved(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = SocketChannel(theirs)
+        session_with(channel, tmp_path, rank=1).finish(None)
+        with pytest.raises(TypeError, match=r"\.train returned None\. Return the model"):
+            session_with(channel, tmp_path).finish(None)
+        saved = StartingPoint(step=0, own=True)
+        session_with(channel, tmp_path, start=saved).finish(None)

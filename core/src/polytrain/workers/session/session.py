@@ -54,7 +54,7 @@ from polytrain.workers.session.replicas import Replicas
 from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.returned import digests_of, gathered, name_of
+from polytrain_plugins.returned import digests_of, expect_model, gathered, name_of
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -221,9 +221,14 @@ class WorkerSession:
         return self._last_step
 
     def finish(self, model: Any) -> None:
-        """Save the final model of declarative training, unless it is saved already."""
+        """Save the final model of declarative training, unless it is saved already.
+
+        Raises:
+            TypeError: there is none.
+        """
         with self._lock:
             if self._writes and self._saved_step != self._step:
+                expect_model(self._engine, model)
                 self._save(model, report=lambda: [])
 
     def report_from_function(

@@ -45,7 +45,7 @@ from polytrain.workers.session.raised_errors import raised_message
 from polytrain.workers.session.session import WorkerSession
 from polytrain.workers.session.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
-from polytrain_plugins.returned import engine_of, join, offered, summed, trained
+from polytrain_plugins.returned import engine_of, join, offered, summed
 
 if TYPE_CHECKING:
     from polytrain.data.shards.shard import BatchedShard
@@ -195,7 +195,7 @@ def _train(
     """Train; return the training function's return value, unless that is None."""
     function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
     if function is None:
-        session.finish(trained(engine, shards, session))
+        session.finish(engine.train(shards, session))
         return None
     try:
         # An inline run's config is the user's own, which a function may change.
