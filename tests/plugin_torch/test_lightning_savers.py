@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +138,27 @@ def test_each_knows_all_that_it_has_saved(run: Run, tmp_path: Path, case: str) -
     stops_at, config = CASES[case]
     expected = saved(run, tmp_path / "undisturbed", stops_at=None, **config)
     assert saved(run, tmp_path / "stopped", stops_at=stops_at, **config) == expected
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_only_a_last_file_that_exists_is_named(tmp_path: Path, is_lost: bool) -> None:
+    """A link is in no checkpoint's state if it was made after that."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from polytrain_torch.lightning.savers import all_saved_last, set_all_saved_last
+
+    first, second = (ModelCheckpoint(tmp_path, save_last="link") for _ in range(2))
+    first.last_model_path = str(tmp_path / "last.ckpt")
+    if not is_lost:
+        Path(first.last_model_path).touch()
+    whole = SimpleNamespace(reduce_boolean_decision=lambda decision, **_: decision)
+    trainer: Any = SimpleNamespace(
+        checkpoint_callbacks=[first], is_global_zero=True, strategy=whole
+    )
+    saved = all_saved_last(trainer)
+    trainer.checkpoint_callbacks = [second]
+    set_all_saved_last(trainer, saved)
+    assert second.last_model_path == ("" if is_lost else first.last_model_path)
+    # As in the checkpoints of an earlier version.
+    del saved[first.state_key]["last"]
+    set_all_saved_last(trainer, saved)

@@ -187,13 +187,19 @@ def saved_last(callback: Any) -> dict[str, Any]:
     }
 
 
-def set_saved_last(callback: Any, saved: Mapping[str, Any]) -> None:
-    """Restore what `saved_last` has returned. In another directory there are no such files."""
+def set_saved_last(callback: Any, trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Restore what `saved_last` has returned. In another directory there are no such files.
+
+    All ranks call this.
+    """
     callback._last_global_step_saved = saved["step"]
     callback._defer_save_until_validation = saved["waits"]
     if callback.dirpath == saved["dirpath"]:
         callback._last_checkpoint_saved = saved["path"]
-        callback.last_model_path = callback.last_model_path or saved["last"]
+        last = saved.get("last")
+        # A link is in no checkpoint of the run, and another machine lacks it.
+        if last and callback.file_exists(last, trainer):
+            callback.last_model_path = last
 
 
 def count_as_saved(callback: Any, step: int, path: str, hook: str) -> None:

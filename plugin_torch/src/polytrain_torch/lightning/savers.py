@@ -56,10 +56,10 @@ def all_saved_last(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def set_all_saved_last(trainer: Any, saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Restore what `all_saved_last` has returned."""
+    """Restore what `all_saved_last` has returned. All ranks call this."""
     for each in _callbacks(trainer):
         if each.state_key in saved:
-            set_saved_last(each, saved[each.state_key])
+            set_saved_last(each, trainer, saved[each.state_key])
 
 
 def _callbacks(trainer: Any) -> list[ModelCheckpoint]:
