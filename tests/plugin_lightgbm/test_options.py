@@ -13,7 +13,7 @@ from polytrain import NotInWorkerError
 from polytrain.api.backend_checks import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
 from polytrain_lightgbm.known_parameters import KNOWN_PARAMETERS
-from polytrain_lightgbm.parameters import ALIASES, OF_FEATURES, parallel_params, without
+from polytrain_lightgbm.parameters import ALIASES, PARAMETERS_OF_FEATURES, parallel_params, without
 from polytrain_plugins import DatasetInfo, Job, Problem
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -122,7 +122,9 @@ def test_what_is_said_of_each_feature_has_an_entry_for_each(parameter: str) -> N
 def test_what_is_said_of_each_feature_is_left_out_where_there_are_none(parameter: str) -> None:
     """In every spelling; LightGBM reads memory that isn't its own otherwise."""
     params = {name: [1, 0, 1] for name in spellings(parameter)}
-    assert without({**params, "learning_rate": 0.1}, OF_FEATURES) == {"learning_rate": 0.1}
+    assert without({**params, "learning_rate": 0.1}, PARAMETERS_OF_FEATURES) == {
+        "learning_rate": 0.1
+    }
 
 
 @pytest.mark.parametrize("parameter", list(OURS)[:6])

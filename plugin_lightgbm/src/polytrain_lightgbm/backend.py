@@ -19,12 +19,11 @@ from polytrain_lightgbm.objectives import (
     objective_problems,
 )
 from polytrain_lightgbm.parameters import (
-    OF_FEATURES,
+    PARAMETERS_OF_FEATURES,
     ROW_DRAWS,
     gpu_problems,
     is_true,
     parallel_params,
-    parameter_names,
     parameter_problems,
     sets_something,
     value,
@@ -71,9 +70,7 @@ class LightGBM(Booster):
     query_option: ClassVar[str] = "group"
     model_option: ClassVar[str] = "init_model"
     forbidden_in_names: ClassVar[str] = FORBIDDEN
-    constraint_params: ClassVar[tuple[str, ...]] = tuple(
-        name for parameter in OF_FEATURES for name in parameter_names(parameter)
-    )
+    constraint_params: ClassVar[tuple[str, ...]] = PARAMETERS_OF_FEATURES
     preload: ClassVar[tuple[str, ...]] = ("lightgbm", "polytrain_lightgbm.engine")
 
     init_score: Annotated[str | None, COLUMN] = None

@@ -14,7 +14,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
-from polytrain_lightgbm.parameters import OF_FEATURES, without
+from polytrain_lightgbm.parameters import PARAMETERS_OF_FEATURES, without
 
 _NOTHING = 1e-15
 """LightGBM doesn't add a score whose absolute value is at most this."""
@@ -79,7 +79,7 @@ def estimated(
         params: LightGBM's parameters.
     """
     params = {
-        **without(params, OF_FEATURES),
+        **without(params, PARAMETERS_OF_FEATURES),
         **{"num_threads": 1, "num_leaves": 2, "feature_pre_filter": False},
     }
     nothing = np.zeros((len(labels), 1))

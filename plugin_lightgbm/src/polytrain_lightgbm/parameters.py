@@ -123,12 +123,6 @@ ROW_DRAWS = (
 )
 """The parameters that decide which rows a round uses."""
 
-OF_FEATURES = (
-    *("monotone_constraints", "feature_contri", "max_bin_by_feature", "forcedbins_filename"),
-    *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
-)
-"""The parameters that refer to features by number, or have a value for each feature."""
-
 # Parameters that the run sets, with LightGBM's aliases: names, meaning and remedy.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
@@ -260,6 +254,13 @@ def own_name(name: str) -> str:
 
 def _all_names(names: Iterable[str]) -> list[str]:
     return [each for name in names for each in parameter_names(name)]
+
+
+PARAMETERS_OF_FEATURES = (
+    *_all_names(("monotone_constraints", "feature_contri", "max_bin_by_feature")),
+    *("forcedbins_filename", "cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
+)
+"""Names of the parameters that refer to features by number, or have a value for each feature."""
 
 
 PARAMETERS = Parameters(

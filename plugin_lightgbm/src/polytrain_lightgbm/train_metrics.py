@@ -21,7 +21,7 @@ from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows
 from polytrain_lightgbm.network import QUIET, by_itself
 from polytrain_lightgbm.objectives import MULTICLASS, objective_of
-from polytrain_lightgbm.parameters import OF_FEATURES, without
+from polytrain_lightgbm.parameters import PARAMETERS_OF_FEATURES, without
 
 _MEANS_OF_ROWS = (
     *("l1", "l2", "rmse", "quantile", "huber", "fair", "poisson", "mape", "gamma", "tweedie"),
@@ -125,7 +125,9 @@ class _Everybody:
     ) -> dict[str, float]:
         """Let LightGBM in one process evaluate the predictions of these rows."""
         params = {
-            **without(options.params, (*OF_FEATURES, "objective", "metric", "tree_learner")),
+            **without(
+                options.params, (*PARAMETERS_OF_FEATURES, "objective", "metric", "tree_learner")
+            ),
             # Without an objective, LightGBM uses initial scores as predictions.
             **{**QUIET, "objective": "none", "metric": [*metrics], "boosting": "gbdt"},
         }

@@ -63,7 +63,8 @@ def restore_rank_parts(trainer: Any, directory: Path) -> None:
     """Load this rank's own states, after Lightning has loaded rank 0's.
 
     Raises:
-        ValueError: another number of ranks has saved them. Callbacks keep rank 0's instead.
+        ValueError: another number of ranks has saved them, except callbacks, which begin with
+            rank 0's, and gradients, which begin with the mean.
     """
     found = found_beside(directory) or {"ranks": dist.get_world_size(), "names": {}}
     if (directory / _GRADIENTS_FILE).exists():

@@ -70,7 +70,7 @@ class CleanPoints:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_dirty = True
-        self._is_clean: Callable[[], bool] = lambda: True
+        self._proves_clean: Callable[[], bool] = lambda: True
         self._is_held = False
         self.last: CleanPoint | None = None
         """The last point that the training has passed."""
@@ -114,12 +114,12 @@ class CleanPoints:
             # The agent kills this process: its state belongs to the next attempt.
             threading.Event().wait()
 
-    def reach(self, point: CleanPoint, is_clean: Callable[[], bool]) -> bool:
+    def reach(self, point: CleanPoint, proves_clean: Callable[[], bool]) -> bool:
         """Note a point; return whether an optimizer has stepped since the last one.
 
         Args:
             point: where the training is.
-            is_clean: tells, when the state is asked for, whether the point has proved to be clean.
+            proves_clean: tells, when the state is asked for, whether the point was clean.
 
         Raises:
             Exception: a GPU can't take it.
@@ -134,7 +134,7 @@ class CleanPoints:
                 self._after_step.clear()
             self._after_step.append(point)
             self.last = point
-            self._is_clean = is_clean
+            self._proves_clean = proves_clean
             self._is_dirty = self.has_stepped = False
         return has_stepped
 
@@ -213,4 +213,4 @@ class CleanPoints:
         """Return the point whose state there is; None during an optimizer's step."""
         if self.on_gpu is not None:
             return self.on_gpu.current()
-        return None if self._is_dirty or not self._is_clean() else self.last
+        return None if self._is_dirty or not self._proves_clean() else self.last

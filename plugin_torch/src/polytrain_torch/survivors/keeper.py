@@ -193,7 +193,7 @@ class Keeper:
         if waits:
             # A restart would begin with the next batch, without them.
             self._points.why_dirty = "it had gradients that its next step was to use"
-        # A GPU may be at an earlier point than the loop that drops them.
+        # The loop may have dropped gradients that the GPU hasn't used yet.
         if waits and self._live.gpu is not None:
             return
         if self.continuation.is_elsewhere(frames):
@@ -403,8 +403,8 @@ class Keeper:
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
-        is_clean = self.gradients.dropped_later() if is_open else lambda: True
-        is_new = self._points.reach(point, is_clean)
+        proves_clean = self.gradients.dropped_later() if is_open else lambda: True
+        is_new = self._points.reach(point, proves_clean)
         if not is_open:
             self.gradients.passed()
         self.continuation.pass_point(point)

@@ -133,7 +133,7 @@ class KeptSteps(TrainerCallback):
         self._load_random = replace_loading_random(trainer, self._loading_random)
         self._own_batches, self._own_step = trainer.get_batch_samples, trainer.training_step
         trainer.get_batch_samples, trainer.training_step = self._batches, self._step
-        # A partial, as `weigh_backward` makes one: it wraps none again.
+        # A partial: `weigh_backward` takes it for its own, and doesn't wrap it again.
         trainer.accelerator.backward = partial(self._backward, trainer.accelerator.backward)
 
     # Called by the trainer
