@@ -6,11 +6,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import polytrain
+import polytrain_plugins
 from polytrain.functions.users_code import user_frames_only
 
 FIT = """
@@ -54,13 +56,14 @@ def frames(function: Callable[[], None]) -> list[str]:
     return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
 
 
-def test_what_polytrain_raises_shows_the_call_alone() -> None:
+@pytest.mark.parametrize(("package", "file"), [(polytrain, "run"), (polytrain_plugins, "registry")])
+def test_what_polytrain_raises_shows_the_call_alone(package: ModuleType, file: str) -> None:
     def run() -> None:
         fit(compiled_raise)
 
     names: dict[str, Callable[[], None]] = {}
-    file = Path(polytrain.__file__).parent / "run" / "interrupts.py"
-    exec(compile("def raise_it():\n    raise KeyboardInterrupt", str(file), "exec"), names)
+    path = Path(str(package.__file__)).with_name(f"{file}.py")
+    exec(compile("def raise_it():\n    raise KeyboardInterrupt", str(path), "exec"), names)
     compiled_raise = names["raise_it"]
     assert frames(run) == ["frames", "run"]
 

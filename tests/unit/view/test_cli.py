@@ -891,6 +891,13 @@ def test_a_run_that_is_wrong_is_not_begun(
     assert str(Path(polytrain.__file__).parent) not in said
 
 
+def test_what_polytrain_says_while_a_module_is_imported_is_said_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "tests.unit.view.misspelt_module:trainer"]) == 2
+    assert capsys.readouterr().err.startswith("Error: No backend is named 'xgbost'. Did you mean")
+
+
 def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:
     fit(tmp_path / "polytrain_results", "higgs", lambda: polytrain.report({"loss": 1.0}))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+import polytrain_plugins
 from polytrain.data_errors import is_library
 from polytrain_plugins import PolytrainError
 from polytrain_plugins.installed import installed_entry_points
@@ -154,7 +155,10 @@ def _file_of(module: ModuleType | None) -> str | None:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_OURS = tuple(
+    f"{directory}{os.sep}"
+    for directory in (Path(__file__).parents[1], Path(polytrain_plugins.__file__).parent)
+)
 
 
 def user_frames_only(function: Callable[P, R]) -> Callable[P, R]:

@@ -22,6 +22,7 @@ from polytrain.config.configs import (
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.functions.users_code import users_traceback
 from polytrain.view.cli.found import Refused
+from polytrain_plugins import PolytrainError
 from polytrain_plugins.close_names import close_to, did_you_mean
 
 IMPORT = "import"
@@ -85,6 +86,7 @@ def imported(path: Any) -> Any:
 
     Raises:
         JobFileError: there is none.
+        PolytrainError: the module makes a job that is wrong, or runs one.
     """
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     if not name or not all(part.isidentifier() for part in module.split(".")):
@@ -95,6 +97,8 @@ def imported(path: Any) -> Any:
         raise JobFileError(f"{path!r} names a file: give its module, {meant}")
     try:
         found: Any = import_module(module)
+    except PolytrainError:
+        raise
     except Exception as error:  # whatever the module raises while it is imported
         if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(
             f"{error.name}."
