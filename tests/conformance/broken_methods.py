@@ -95,11 +95,6 @@ class CountsTooFewSteps(Mylib):
         return self.rounds - 1
 
 
-class PreloadsWhatIsNotThere(Mylib):
-    def demand(self, job: Job) -> Demand:
-        return replace(super().demand(job), preload=("polytrain_mylib.engines",))
-
-
 class WantsEveryRowOnEveryRank(Mylib):
     def demand(self, job: Job) -> Demand:
         return replace(super().demand(job), whole_datasets=frozenset({"train"}))

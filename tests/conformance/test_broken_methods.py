@@ -43,7 +43,6 @@ MEANT: Mapping[str, tuple[str, str]] = {
     "SkipsTheJoin": ("joined", "test_every_rank_ends_in_the_same_model"),
     "NeedsTwoRanks": ("joined", "test_inline"),
     "SumsNothing": ("sum_over_ranks", "test_collective_spans_the_world"),
-    "PreloadsWhatIsNotThere": ("demand", "test_collective_spans_the_world"),
     "SumsInFloat32": ("sum_over_ranks", "test_what_rank_0_sends_reaches_every_rank"),
     "GathersInReverse": ("gather_over_ranks", "test_what_rank_0_sends_reaches_every_rank"),
     "CutsWhatItGathers": ("gather_over_ranks", "test_what_rank_0_sends_reaches_every_rank"),

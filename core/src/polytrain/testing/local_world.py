@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.api.backend_checks import missing_modules
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.configs import CheckpointConfig, RunConfig, ScalingConfig
@@ -216,8 +215,5 @@ class _World:
             datasets={},
         )
         demand = demand_of(self._job.spec.backend, job)
-        # A node without one of them works, too, only more slowly: a run doesn't look for them.
-        if missing := [*missing_modules(dict.fromkeys(demand.preload, ""))]:
-            raise ModuleNotFoundError(f"demand().preload names {', '.join(missing)}: not found")
         modules = (*PRELOAD_WITH_DATA, *demand.preload)
         return modules, {"OMP_NUM_THREADS": "1", **demand.environment}
