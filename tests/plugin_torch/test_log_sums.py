@@ -21,6 +21,7 @@ def trainer() -> Any:
         _globalstep_last_logged=3,
         _initial_global_step=0,
         _total_train_tokens=0,
+        _finalize_training=lambda trial, rows, began: None,
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
     )
 
