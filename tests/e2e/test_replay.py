@@ -219,10 +219,22 @@ def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="no reports after step 20"):
         result.replay(a_trainer(tmp_path, 0), from_step=20)
     assert contents(tmp_path) == before
-    # As the line of a driver that has resumed it, or of what was left out.
     journal = tmp_path / "run" / "journal.jsonl"
-    opened, *others = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join((opened, others[0][:20] + "\n", *others[1:])))
+    lines = journal.read_text().splitlines(keepends=True)
+
+    def lose(text: str) -> None:
+        at = next(at for at, line in enumerate(lines) if text in line)
+        lost = lines[at][:20] + "\n"
+        journal.write_text("".join((*lines[:at], lost, *lines[at + 1 :])))
+
+    lose('"step": 17')
+    with pytest.raises(
+        CheckpointError, match=r"from step 15 to 20: .* Give from_step and steps of"
+    ):
+        result.replay(a_trainer(tmp_path, 0))
+    assert result.replay(a_trainer(tmp_path, 0), from_step=10, steps=5).is_equal
+    # It may also be the line of a driver that has resumed it, or of what was left out.
+    lose('"Begun"')
     with pytest.raises(CheckpointError, match=r"replayed: .*line 2 can't be read"):
         result.replay(a_trainer(tmp_path, 0))
 

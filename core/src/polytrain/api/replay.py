@@ -52,8 +52,12 @@ def replay(
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:
         raise RunNotFoundError(no_run_text(location))
-    if history.damage.lines:
-        raise CheckpointError(f"{location.address} can't be replayed: {history.damage}.")
+    # A line of reports that is lost shows in the numbers of those after it.
+    if history.damage.lines > len(history.damage.reports):
+        raise CheckpointError(
+            f"{location.address} can't be replayed: {history.damage}. What is lost may say with "
+            "what it was trained."
+        )
     if not len(history.reports):
         raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
     last_step = int(history.reports.steps()[-1])
@@ -78,6 +82,7 @@ def replay(
             f"{start.step}, where the replay would start"
             + (f"; {stretch.shortened}." if stretch.shortened else ".")
         )
+    _expect_reports(location, history, stretch)
     storage = location.parent if storage_path is None else Location.of(storage_path)
     with _scratch(storage, location.name) as scratch:
         kept = [each for each in history.digests if stretch.start < each <= stretch.end]
@@ -215,6 +220,21 @@ def _start(
                 f"Steps of its checkpoints: {there}. from_step=0 repeats the run from its start."
             )
     return replace(start, skipped=history.divergences.skipped)
+
+
+def _expect_reports(location: Location, history: ReportedHistory, stretch: Stretch) -> None:
+    """Refuse to compare a stretch whose reports aren't all known.
+
+    Raises:
+        CheckpointError: some are missing.
+    """
+    missing = [each.after_step for each in history.damage.reports if each.rank == 0]
+    known = max((step for step in history.reports.steps() if step <= stretch.start), default=0)
+    if any(known <= step < stretch.end for step in missing):
+        raise CheckpointError(
+            f"{location.address} can't be replayed from step {stretch.start} to {stretch.end}: "
+            f"{history.damage}. Give from_step and steps of a stretch that is known."
+        )
 
 
 @contextmanager
