@@ -93,17 +93,15 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)
+        self._history.continued_by(options.callbacks)
         done = len(self._history.rounds)
         if model is not None and (
             done >= options.num_boost_round or has_ended(self._history, options)
         ):
             return model
         self._history.best_iteration, self._history.is_over = None, False
-        if not options.callbacks:
-            # Those of another run have set parameters, and this one continues it.
-            self._history.params = {}
         if options.needs_all_rounds:
-            self._history = History()
+            self._history = History(callbacks=self._history.callbacks)
             model = self._begun(None)
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}

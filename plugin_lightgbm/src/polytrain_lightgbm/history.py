@@ -11,13 +11,14 @@ import lightgbm
 from lightgbm.basic import EvalResult
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
+from polytrain.boosting.callback_history import CallbackHistory
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.parameters import is_true
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
-    """The state of early stopping, which LightGBM's model doesn't hold."""
+class History(CallbackHistory):
+    """The state of early stopping and of callbacks, which LightGBM's model doesn't hold."""
 
     rounds: list[list[EvalResult]] = field(default_factory=list)
     """Each round's metrics of the evaluation sets, which decide when to stop. Metrics of "train"
@@ -25,12 +26,6 @@ class History:
 
     best_iteration: int | None = None
     """Number of the model's best iteration, from 1, once training has ended."""
-
-    params: dict[str, Any] = field(default_factory=dict)
-    """Parameters that callbacks have set."""
-
-    is_over: bool = False
-    """Whether a callback has ended training."""
 
     given_iterations: int = 0
     """Iterations of the user's model that the run continues; 0 without one."""
@@ -41,6 +36,7 @@ class History:
             {
                 # Only cross-validation has a deviation over folds, which is missing here.
                 "rounds": [[list(result) for result in round_] for round_ in self.rounds],
+                "callbacks": self.callbacks,
                 "params": self.params,
                 "best_iteration": self.best_iteration,
                 "is_over": self.is_over,
@@ -122,12 +118,12 @@ class StoppingRule:
 def has_ended(history: History, options: LightGBM) -> bool:
     """Return whether early stopping or a callback has ended training, by this run's options.
 
-    The history may be another run's, which had a callback or less patience. If this run's rule ends
+    The history may be another run's, which had less patience. If this run's rule ends
     it, the best iteration becomes the one that the rule finds.
     """
     if history.best_iteration is None:
         return False
-    if history.is_over and options.callbacks:
+    if history.is_over:
         return True
     rule = StoppingRule.of(options) if history.rounds[-1] else None
     best = None if rule is None else rule.best_if_over(history)

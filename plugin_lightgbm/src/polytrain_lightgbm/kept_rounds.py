@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class KeptRounds:
         self, model: lightgbm.Booster, round_: int, note: Mapping[str, Any], directory: Path
     ) -> None:
         """See `RoundState`."""
-        history = History(
+        history = replace(
+            self.history,
             rounds=[
                 *self.history.rounds[: round_ - 1],
                 [EvalResult(*result) for result in note["evaluations"]],
@@ -51,7 +52,6 @@ class KeptRounds:
             params=note["params"],
             best_iteration=note["best_iteration"],
             is_over=note["is_over"],
-            given_iterations=self.history.given_iterations,
         )
         self.save(model, note["rounds"], history, directory)
 

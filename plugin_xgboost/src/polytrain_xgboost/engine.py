@@ -86,14 +86,13 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> xgboost.Booster:
         options, me = self._options, session.world.me
+        if session.checkpoint is not None:
+            history = history_in(session.checkpoint, HISTORY_FILE, option=options.model_option)
+            self._history = History.from_json(history)
+        self._history.continued_by(options.callbacks)
         if session.checkpoint is None:
             model = trees_of(options.xgb_model)
         else:
-            history = history_in(session.checkpoint, HISTORY_FILE, option=options.model_option)
-            self._history = History.from_json(history)
-            if not options.callbacks:
-                # Those of another run have set parameters, and this one continues it.
-                self._history.params = {}
             model = self.load(session.checkpoint)
             if self._history.has_best and options.early_stopping_rounds is None:
                 forget_best_round(model)
@@ -101,7 +100,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 return model
         reported = len(self._history.rounds)
         if options.needs_all_rounds:
-            self._history = History()
+            self._history = History(callbacks=self._history.callbacks)
             model = trees_of(options.xgb_model)
         params = {
             "tree_method": "hist",
@@ -208,8 +207,7 @@ def check_build(params: Mapping[str, Any]) -> None:
 
 
 def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:
-    # A run from another run's checkpoint may lack the callback that ended that run.
-    if len(history.rounds) >= options.num_boost_round or (history.is_over and options.callbacks):
+    if len(history.rounds) >= options.num_boost_round or history.is_over:
         return True
     patience = options.early_stopping_rounds
     return patience is not None and has_stopped(booster, patience)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+
+from polytrain.boosting.callback_history import CallbackHistory
 
 EvalsLog = dict[str, dict[str, list[float]]]
 """Metrics as XGBoost's callbacks get them: data set → metric → one number per round."""
@@ -20,16 +22,10 @@ class Score(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class History(CallbackHistory):
     """The rounds of a run, and what the user's callbacks changed."""
 
     rounds: list[list[Score]] = field(default_factory=list)
-    params: dict[str, str] = field(default_factory=dict)
-    """Parameters that callbacks have set."""
-
-    is_over: bool = False
-    """Whether a callback has ended training."""
-
     has_best: bool = False
     """Whether early stopping has put the best round into the model's attributes."""
 
@@ -42,19 +38,14 @@ class History:
 
     def to_json(self) -> str:
         """Return the history as JSON text."""
-        fields = {"rounds": self.rounds, "params": self.params, "is_over": self.is_over}
-        return json.dumps({**fields, "has_best": self.has_best})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> History:
         """Read what `to_json` wrote."""
         fields: Mapping[str, Any] = json.loads(text)
-        return cls(
-            rounds=[[Score(*score) for score in scores] for scores in fields["rounds"]],
-            params=fields["params"],
-            is_over=fields["is_over"],
-            has_best=fields["has_best"],
-        )
+        rounds = [[Score(*score) for score in scores] for scores in fields["rounds"]]
+        return cls(**{**fields, "rounds": rounds})
 
 
 def add_to(log: EvalsLog, scores: Iterable[Score]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class KeptRounds:
             model = _first_rounds(model, note["rounds"], weights)
         if self.has_attributes:
             model.set_attr(**dict.fromkeys(model.attributes()) | note["attributes"])
-        history = History(
+        history = replace(
+            self.history,
             rounds=[
                 *self.history.rounds[: round_ - 1],
                 [Score(*score) for score in note["scores"]],

@@ -1,0 +1,37 @@
+"""What callbacks have done in a run, for the runs that continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class CallbackHistory:
+    """What the user's callbacks have done in a run."""
+
+    callbacks: list[str] = field(default_factory=list)
+    """Names of their classes and functions."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    """Parameters that callbacks have set."""
+
+    is_over: bool = False
+    """Whether a callback has ended training."""
+
+    def continued_by(self, callbacks: Iterable[Any]) -> None:
+        """Note the callbacks of the run that continues, which may be another one.
+
+        Without all of the earlier ones, what those have done doesn't count: the run is to train by
+        its own parameters.
+        """
+        names = sorted({_name_of(each) for each in callbacks})
+        if not set(self.callbacks) <= set(names):
+            self.params, self.is_over = {}, False
+        self.callbacks = names
+
+
+def _name_of(callback: Any) -> str:
+    named = callback if hasattr(callback, "__qualname__") else type(callback)
+    return f"{named.__module__}.{named.__qualname__}"
