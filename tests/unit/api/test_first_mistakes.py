@@ -109,7 +109,7 @@ def test_a_working_directory_that_was_deleted_is_named(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     for call in (lambda: make(run_config=RunConfig(storage_path=".")), lambda: result.predict("x")):
-        with pytest.raises(InvalidJobError, match="working directory: it was deleted, and"):
+        with pytest.raises(InvalidJobError, match="the working directory was deleted"):
             call()
 
 

@@ -744,8 +744,9 @@ def test_an_empty_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_path_that_nothing_can_have_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["show", "~nobody-of-this-name/run"]) == 2
-    assert "a home directory that isn't known" in capsys.readouterr().err
+    for arguments in (["show"], ["new-backend", "river", "--into"]):
+        assert main([*arguments, "~nobody-of-this-name/run"]) == 2
+        assert "a home directory that isn't known" in capsys.readouterr().err
     assert main(["runs", "n" * 300]) == 1
     assert "can't be read: [Errno 36] File name too long" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)

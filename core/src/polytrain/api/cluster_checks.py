@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.constraints import working_directory
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import WorkerCount, worker_capacity
 from polytrain.text.described import numbered
@@ -197,14 +198,8 @@ def guard_problems() -> Iterator[Problem]:
 
 def directory_problems() -> Iterator[Problem]:
     """Yield a problem if this process's working directory is gone."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        yield Problem(
-            field="working directory",
-            what="it was deleted, and other processes start where this one is",
-            remedy="Change to a directory that exists, for example by os.chdir",
-        )
+    for what, remedy in working_directory():
+        yield Problem(field="os.getcwd()", what=what, remedy=remedy)
 
 
 def system_problems() -> Iterator[Problem]:

@@ -353,6 +353,14 @@ def path_or_address(given: Any) -> Iterator[Wrong]:
         yield f"{str(given)!r} is below a home directory that isn't known", "Give its whole path"
 
 
+def working_directory() -> Iterator[Wrong]:
+    """Yield that this process's working directory is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        yield "the working directory was deleted", "Change to a directory that exists"
+
+
 def metric_name(name: Any) -> Iterator[Wrong]:
     """Yield why a metric can't have this name."""
     if not isinstance(name, str) or name == "":

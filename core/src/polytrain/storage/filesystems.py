@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from polytrain.config.constraints import path_or_address
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.location import OPTIONS, local_path
 from polytrain_plugins.close_names import close_to
@@ -70,12 +71,9 @@ def find(place: str, *, is_retried: bool = False) -> ResolvedPath:
     if not place.strip() or (matched and not any(matched.groups()[1:])):
         raise SourceError(f"the path is empty: {place!r}", "Pass the path or address of the data")
     if matched is None:
-        try:
-            return ResolvedPath(_local(), str(Path(place).expanduser().absolute()), "")
-        except RuntimeError as error:
-            raise SourceError(
-                f"{place!r} can't be read: {one_line(error)}", "Name the directory itself"
-            ) from error
+        for what, remedy in path_or_address(place):
+            raise SourceError(what, remedy)
+        return ResolvedPath(_local(), str(Path(place).expanduser().absolute()), "")
     scheme, authority, rest = matched.groups()
     if scheme.lower() == "file":
         return ResolvedPath(_local(), str(Path(local_path(f"file://{rest}")).absolute()), "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from polytrain.config.constraints import path_or_address
+from polytrain.config.constraints import path_or_address, working_directory
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth
 from polytrain.storage.local import LocalStorage
@@ -148,13 +148,10 @@ class Location:
 
 
 def _absolute(path: Path) -> str:
-    try:
-        return str(path.absolute())
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"The path {str(path)!r} is relative, and the working directory was deleted. Change to "
-            "a directory that exists, or give an absolute path"
-        ) from error
+    for what, remedy in () if path.is_absolute() else working_directory():
+        remedy += ", or give an absolute path"
+        raise ValueError(f"The path {str(path)!r} is relative, and {what}. {remedy}")
+    return str(path.absolute())
 
 
 def local_path(place: str) -> str:

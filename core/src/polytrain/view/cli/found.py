@@ -144,10 +144,13 @@ def storage_at(place: str, argument: str) -> Location:
 
 def file_at(place: str, argument: str) -> Path:
     """Return the path of a file or a directory that the command line names."""
+    from polytrain.storage.location import expect_path
+
     try:
-        return Path(place).expanduser()
-    except RuntimeError as error:  # below the home directory of nobody
-        raise click.UsageError(f"{argument}: {place}: {error}") from error
+        expect_path(place)
+    except ValueError as error:
+        raise click.UsageError(f"{argument}: {error}") from error
+    return Path(place).expanduser()
 
 
 def _not_found(places: Sequence[str]) -> str:

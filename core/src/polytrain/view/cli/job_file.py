@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from polytrain.config.configs import (
     RunConfig,
     ScalingConfig,
 )
+from polytrain.config.constraints import working_directory
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.functions.users_code import users_traceback
 from polytrain.view.cli.found import Refused
@@ -118,11 +118,8 @@ def imported(path: Any) -> Any:
 @contextmanager
 def modules_beside_you() -> Iterator[None]:
     """Find modules in the working directory, as `python -m` does, also in worker processes."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        what = "the working directory was deleted. Change to a directory that exists"
-        raise Refused(what) from error
+    for what, remedy in working_directory():
+        raise Refused(f"{what}. {remedy}")
     before = list(sys.path)
     sys.path.insert(0, "")
     try:

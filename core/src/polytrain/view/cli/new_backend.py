@@ -34,7 +34,7 @@ def command(name: str, into: str | None) -> None:
 
     It fits a linear model. Change it step by step into yours: its README says how.
     """
-    directory = file_at(into or name, "--into" if into else "NAME")
+    directory = file_at(into, "--into") if into else Path(name)
     problem = _problem_of_name(name) or _problem_of_directory(directory)
     if problem is not None:
         raise Refused(problem)
