@@ -38,6 +38,18 @@ def test_an_option_that_make_trainer_would_not_pass_on_is_named() -> None:
         tier.test_is_a_value()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TakesOptions(Reference):
+    options: int = 2
+
+
+def test_an_option_may_be_called_options() -> None:
+    """`make_trainer` passes it on: it is only the name of its `**options`."""
+    tier = ContractTier()
+    tier.backend = TakesOptions()
+    tier.test_is_a_value()
+
+
 class Misspelt(Reference):
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"round"})
 

@@ -111,7 +111,9 @@ class ContractTier:
         assert not without_default, "give a default: a training function needs no options"
         options = {each.name for each in dataclasses.fields(self.backend)}  # type: ignore[arg-type]  # every backend is a dataclass
         assert {*self.backend.mutable_on_resume} <= options, "mutable_on_resume names no option"
-        taken = options & {*inspect.signature(make_trainer).parameters, "name"}
+        parameters_of_ours = inspect.signature(make_trainer).parameters.values()
+        ours = {each.name for each in parameters_of_ours if each.kind is not each.VAR_KEYWORD}
+        taken = options & {*ours, "name"}
         assert not taken, "make_trainer takes these arguments for itself: give other names"
         assert pickle.loads(pickle.dumps(self.backend)) == self.backend
 
