@@ -119,11 +119,14 @@ class Demand:
     any worker starts; the engine checks all others."""
 
     def __post_init__(self) -> None:
-        # A text would be taken for its letters.
-        for name in ("preload", "whole_datasets"):
+        kinds: Mapping[str, Any] = {"preload": tuple, "whole_datasets": frozenset}
+        for name, kind in kinds.items():
             given: Any = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(each, str) for each in given):
-                raise TypeError(f"Demand({name}={given!r}): give several names, as ({given!r},)")
+            # A text would be taken for its letters.
+            names = [None] if isinstance(given, str) else [*given]
+            if not all(isinstance(each, str) for each in names):
+                raise TypeError(f"Demand({name}={given!r}): give a {kind.__name__} of names")
+            object.__setattr__(self, name, kind(names))
         for name, value in self.environment.items():
             if not isinstance(value, str):
                 raise TypeError(f"Demand(environment={{{name!r}: {value!r}}}): give a str")

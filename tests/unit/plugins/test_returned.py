@@ -186,8 +186,9 @@ def test_what_is_right_is_returned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"preload": "numpy"}, "Demand(preload='numpy'): give several names, as ('numpy',)"),
-        ({"whole_datasets": "val"}, "Demand(whole_datasets='val')"),
+        ({"preload": "numpy"}, "Demand(preload='numpy'): give a tuple of names"),
+        ({"preload": (1,)}, "Demand(preload=(1,)): give a tuple of names"),
+        ({"whole_datasets": "val"}, "Demand(whole_datasets='val'): give a frozenset of names"),
         ({"environment": {"OMP_NUM_THREADS": 1}}, "Demand(environment={'OMP_NUM_THREADS': 1})"),
     ],
 )
@@ -197,6 +198,13 @@ def test_a_demand_that_cannot_be_met_is_refused_where_it_is_made(
     with pytest.raises(TypeError) as caught:
         Demand(**arguments)
     assert str(caught.value).startswith(message)
+
+
+def test_a_demand_takes_its_names_from_anything_that_has_them() -> None:
+    names: Any = (name for name in ("a", "b"))
+    assert Demand(preload=names, whole_datasets={"valid"}) == Demand(  # type: ignore[arg-type]  # a set may be given
+        preload=("a", "b"), whole_datasets=frozenset({"valid"})
+    )
 
 
 def test_an_offer_that_cannot_be_sent_is_refused_where_it_is_made() -> None:
