@@ -42,6 +42,7 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
             {"CPU": math.inf},
             {"CPU": 1e-5},
             {"GPU": 1.5},
+            {"NPU": 1.5},
             {"gpu": 1},
             {"a": 10**400},
             {"object_store_memory": 1e7},

@@ -291,8 +291,8 @@ def resource_amounts(given: Mapping[Any, Any]) -> Iterator[Wrong]:
             )
         elif 0 < amount < _LEAST_AMOUNT:
             yield f"Ray has no amount as small as {amount} {name}", f"Give 0 or {_LEAST_AMOUNT:g}"
-        elif name == "GPU" and amount > 1 and amount % 1:
-            yield f"Ray gives no worker {amount} GPUs", "Give a part of one, or a whole number"
+        elif name in ("GPU", "NPU") and amount > 1 and amount % 1:
+            yield f"Ray gives no worker {amount} {name}s", "Give a part of one, or a whole number"
         if name == _OF_ITS_STORE:
             # A node's daemon dies of a placement group with it.
             yield f"Ray reserves no {name} for workers", "Leave it out"
