@@ -111,8 +111,8 @@ class RunHistory:
 
     world_size: int = 0
     divided_for: int = 0
-    """The most workers of the driver that has divided the data: the last that began where the run
-    does, unless batches were left out before, by their places in an earlier division."""
+    """`max_workers` of the driver by whose division the data are read: the last one that began at
+    the run's start. From the first batch that is left out on it stays: places count in it."""
 
     ranking: CheckpointConfig = field(default_factory=CheckpointConfig)
     """How the last driver ranked checkpoints."""

@@ -208,17 +208,17 @@ class WorkerSession:
             TypeError: it isn't a whole number.
             ValueError: it isn't after the last one.
         """
+        if is_whole(step) and step > self._last_step:
+            self._last_step = int(step)
+            return self._last_step
         call = f"{name_of(self._engine, 'train')} calls report(step={step!r})"
         if not is_whole(step):
             raise TypeError(f"{call}, which is no whole number. Give the number of steps done.")
-        if step <= self._last_step:
-            raise ValueError(
-                f"{call} after {numbered(self._last_step, 'step')}. Count steps over the whole "
-                "run, from 1: one that resumes from session.checkpoint continues with the step "
-                "after that checkpoint's."
-            )
-        self._last_step = int(step)
-        return self._last_step
+        raise ValueError(
+            f"{call} after {numbered(self._last_step, 'step')}. Count steps over the whole "
+            "run, from 1: one that resumes from session.checkpoint continues with the step "
+            "after that checkpoint's."
+        )
 
     def finish(self, model: Any) -> None:
         """Save the final model of declarative training, unless it is saved already.
