@@ -299,7 +299,7 @@ def changed_virtual_workers(start: StartingPoint, now: int | None) -> Iterator[P
 
 
 def installation_problems(backend: Backend) -> Iterator[Problem]:
-    """Yield the modules that a backend needs and that can't be found, without importing any."""
+    """Yield the modules that a backend needs and that can't be found."""
     for module, command in missing_modules(backend.requires).items():
         yield Problem(
             field="backend",
@@ -309,7 +309,7 @@ def installation_problems(backend: Backend) -> Iterator[Problem]:
 
 
 def missing_modules(required: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `Backend.requires` that can't be found, without importing any."""
+    """Return those of `Backend.requires` that can't be found."""
     return {module: command for module, command in required.items() if _is_missing(module)}
 
 
