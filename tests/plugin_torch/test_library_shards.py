@@ -173,3 +173,18 @@ def test_a_restart_in_mid_epoch_needs_an_order_that_it_can_draw_again(
     accelerator = Accelerator(cpu=True, dataloader_config=chosen)
     loader = accelerator.prepare(DataLoader([*range(8)], batch_size=2, **options))
     assert draws_again(loader) == is_drawn_again
+
+
+@pytest.mark.usefixtures("forgets_accelerate")
+def test_a_loader_that_accelerate_has_prepared_may_be_prepared_again(run: Run) -> None:
+    def train() -> None:
+        from accelerate import Accelerator
+
+        import polytrain
+        from polytrain_torch import prepare_data_loader
+
+        loader = Accelerator(cpu=True).prepare(DataLoader([*range(8)], batch_size=3))
+        batches = [batch.tolist() for batch in prepare_data_loader(loader)]
+        polytrain.report({"batches": batches})
+
+    assert run(train).metrics["batches"] == [[0, 1, 2], [3, 4, 5], [6, 7]]

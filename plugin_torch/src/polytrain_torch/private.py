@@ -275,8 +275,9 @@ def copied_loader(loader: Any, **attributes: Any) -> Any:
     """Return a copy of a data loader with other attributes, which loaders refuse to set.
 
     Its class stays: a loader may have a state. The iterator that it keeps has no public name.
+    Accelerate's loaders iterate over another one, which is copied in their place.
     """
-    copied = copy(loader)
+    copied = copy(getattr(loader, "base_dataloader", loader))
     vars(copied).update(attributes, _iterator=None)
     return copied
 
