@@ -32,6 +32,7 @@ def training_function() -> Callable[[Any], None]:
 
         import polytrain
         from polytrain_torch import prepare_data_loader
+        from polytrain_torch.loaders.prepared import sharded
 
         class Stream(data.IterableDataset[int]):
             def __init__(self, rows: int) -> None:
@@ -104,6 +105,10 @@ def training_function() -> Callable[[Any], None]:
         class Sometimes(data.DataLoader[Any]):
             def __iter__(self) -> Any:
                 return (batch for batch in super().__iter__() if batch[0] % 4 == 0)
+
+        class Unsized(data.Dataset[int]):
+            def __getitem__(self, index: int) -> int:
+                return index
 
         even, odd = torch.arange(EVEN), torch.arange(ODD)
         backwards = [10, 8, 6, 4, 2, 0]
@@ -192,8 +197,15 @@ def training_function() -> Callable[[Any], None]:
             seen[f"seeds, {name}"] = {"epochs": [flat(prepared), flat(prepared)]}
         dropped = []
         options: dict[str, Any]
-        for options in ({}, {"shuffle": True}, {"sampler": backwards}):
-            loader = data.DataLoader(even, batch_size=7, drop_last=True, **options)
+        for source, options in (
+            (even, {}),
+            (even, {"shuffle": True}),
+            (Unsized(), {"sampler": [*range(EVEN)]}),
+            (even, {"sampler": backwards}),
+        ):
+            loader = data.DataLoader(source, batch_size=7, drop_last=True, **options)
+            # What isn't trained on may have no batches.
+            assert not len(sharded(loader, device=None, keeps_place=False))
             try:
                 dropped.append(len(prepare_data_loader(loader)))
             except ValueError as error:
@@ -277,8 +289,8 @@ def test_a_loader_that_would_drop_all_rows_is_refused(ranks: Any) -> None:
         # One process has no batch of these six either.
         assert empty == 0
         for message in refused:
-            assert "drop all 12 rows" in message
             assert "a batch of 7 for each of 2 workers" in message
+            assert "no more workers than 1." in message
 
 
 def test_a_users_loader_stays_of_its_class(ranks: Any) -> None:

@@ -303,7 +303,7 @@ def sharded(
         generator=torch.Generator(),
     )
     if chosen.drop_last:
-        _refuse_without_batches(loader, split, virtual)
+        _check_batches(loader, split, virtual, is_trained=keeps_place)
     if not loader.in_order:
         logger.warning(
             "A data loader with in_order=False gives batches in any order: after a restart, the "
@@ -384,22 +384,27 @@ def _stream(
     return PreparedDataLoader(loader, device=device, split=split, stream=place)
 
 
-def _refuse_without_batches(
-    loader: DataLoader[Any], split: DataLoader[Any], virtual: VirtualWorkers | None
+def _check_batches(
+    loader: DataLoader[Any],
+    split: DataLoader[Any],
+    virtual: VirtualWorkers | None,
+    *,
+    is_trained: bool,
 ) -> None:
-    """Refuse a loader that would train nothing because it is split.
+    """Refuse a loader that would train nothing because it is split; warn of any other.
 
     Raises:
         ValueError: all of its batches are dropped.
     """
     if has_length(split) and len(loader) and not len(split):
-        workers = (
-            f"{dist.get_world_size()} workers"
-            if virtual is None
-            else f"{virtual.count} virtual workers"
+        what, number = "workers", dist.get_world_size()
+        if virtual is not None:
+            what, number = "virtual workers", virtual.count
+        problem = (
+            "drop_last=True drops all rows of a data loader: they don't fill a batch of "
+            f"{split.batch_size} for each of {number} {what}. Use drop_last=False, a smaller "
+            f"batch_size, or no more {what} than {len(loader)}."
         )
-        raise ValueError(
-            f"drop_last=True would drop all {len(loader.dataset)} rows of a data loader: they "
-            f"don't fill a batch of {split.batch_size} for each of {workers}. Use drop_last=False, "
-            "a smaller batch_size, or fewer workers."
-        )
+        if is_trained:
+            raise ValueError(problem)
+        logger.warning(problem)
