@@ -52,6 +52,7 @@ X = torch.tensor([[1.0, 2.0], [3.0, 5.0], [2.0, 1.0], [0.0, 1.0]])
 
 def with_lightning(part: str | None, directory: Path, *, in_shards: bool) -> None:
     import lightning
+    from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -80,6 +81,11 @@ def with_lightning(part: str | None, directory: Path, *, in_shards: bool) -> Non
     module = Regression(Path("words.txt") if part == "a path" else "words.txt")
     strategy = ModelParallelStrategy(save_distributed_checkpoint=in_shards)
     usual: dict[str, Any] = {"logger": False, "enable_model_summary": False, "max_epochs": 2}
+    if part is None and in_shards:
+        usual["accumulate_grad_batches"] = 2
+        usual["callbacks"] = LambdaCallback(
+            on_train_batch_end=lambda trainer, *_: trainer.save_checkpoint(directory / "within")
+        )
     Trainer(default_root_dir=directory, strategy=strategy, **usual).fit(
         module, torch.utils.data.DataLoader(X, batch_size=2)
     )
@@ -88,13 +94,14 @@ def with_lightning(part: str | None, directory: Path, *, in_shards: bool) -> Non
 @pytest.mark.parametrize("in_shards", [True, False])
 @pytest.mark.parametrize("part", [*PARTS, "a path", None])
 def test_what_lightning_shards_is_read_back(
-    run: Run, tmp_path: Path, part: str | None, in_shards: bool
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str | None, in_shards: bool
 ) -> None:
     def train() -> None:
         with_lightning(part, tmp_path / "lightning", in_shards=in_shards)
 
     if part is None:
         assert run(train).metrics["epoch"] == 1
+        assert ("With ModelParallelStrategy it doesn't have them" in caplog.text) is in_shards
         return
     found = PARTS.get(part, "PosixPath, which isn't plain data")
     with pytest.raises(TrainingFailedError, match=found):

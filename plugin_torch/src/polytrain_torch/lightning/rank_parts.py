@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,24 @@ def _gradients(trainer: Any) -> dict[str, torch.Tensor]:
 
     With manual optimization nobody knows which those are.
     """
-    is_whole = isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy)
-    module = trainer.lightning_module
-    if not (is_whole and module.automatic_optimization and accumulates(trainer)):
+    module, strategy = trainer.lightning_module, trainer.strategy
+    if not (module.automatic_optimization and accumulates(trainer)):
+        return {}
+    if not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
+        if dist.get_rank() == 0:
+            _warn_of_gradients(type(strategy).__name__)
         return {}
     named = module.named_parameters()
     return {name: each.grad for name, each in named if each.grad is not None}
+
+
+@cache
+def _warn_of_gradients(strategy: str) -> None:
+    logger.warning(
+        "A checkpoint is saved while gradients are added up (accumulate_grad_batches). With %s it "
+        "doesn't have them, and a restart from it loses them. Save after an optimizer's step.",
+        strategy,
+    )
 
 
 def _restore_gradients(module: Any, found: Differences, directory: Path) -> None:
