@@ -162,3 +162,27 @@ def test_only_a_last_file_that_exists_is_named(tmp_path: Path, is_lost: bool) ->
     # As in the checkpoints of an earlier version.
     del saved[first.state_key]["last"]
     set_all_saved_last(trainer, saved)
+
+
+def test_the_file_of_the_resumed_checkpoint_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from polytrain_torch.lightning import best_model
+
+    alone = SimpleNamespace(get_rank=lambda: 0, broadcast_object_list=lambda _: None)
+    monkeypatch.setattr(best_model, "dist", alone)
+    # It has no checkpoint that could be fetched.
+    reported = SimpleNamespace(metrics={"step": 4})
+    monkeypatch.setattr(best_model, "get_all_reported_checkpoints", lambda _: [reported])
+    files = best_model.SavedFiles(file="lightning.ckpt", fit_file="fit")
+    (tmp_path / "lightning.ckpt").write_text("weights")
+    (tmp_path / "fit").write_text("1")
+    files.write(tmp_path, {"/gone/last.ckpt": 4})
+    callback = ModelCheckpoint(tmp_path / "here", save_last=True)
+    state = {**callback.state_dict(), "dirpath": "/gone", "last_model_path": "/gone/last.ckpt"}
+    checkpoint = {"global_step": 4, "callbacks": {callback.state_key: state}}
+    files.restore(SimpleNamespace(checkpoint_callbacks=[callback]), checkpoint, tmp_path)
+    assert state["last_model_path"] == str(tmp_path / "here" / "last.ckpt")
+    assert Path(state["last_model_path"]).read_text() == "weights"

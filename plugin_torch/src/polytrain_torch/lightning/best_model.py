@@ -60,15 +60,15 @@ class SavedFiles:
         """Write the steps of files, as `steps` has returned them."""
         (directory / _FILE).write_text(json.dumps(steps))
 
-    def restore(self, trainer: Any, states: Mapping[str, Any], resumed: Path) -> None:
+    def restore(self, trainer: Any, checkpoint: Mapping[str, Any], resumed: Path) -> None:
         """Have each callback's state name files that exist, copied from the run's checkpoints.
 
         All ranks call this before the callbacks load their states.
 
         Args:
             trainer: Lightning's trainer.
-            states: the callbacks' states by their keys, which are changed.
-            resumed: directory of the run's checkpoint that has these states.
+            checkpoint: Lightning's, in which the callbacks' states are changed.
+            resumed: directory of the run's checkpoint that has it.
         """
         reported = get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
         if not reported:
@@ -76,9 +76,9 @@ class SavedFiles:
             return
         file = resumed / _FILE
         self._steps = json.loads(file.read_text()) if file.exists() else {}
-        kept = _Kept(reported, fit=(resumed / self._names[1]).read_text(), names=self._names)
+        kept = _Kept(reported, names=self._names, resumed=resumed, step=checkpoint["global_step"])
         for each in _callbacks(trainer):
-            state = states.get(each.state_key)
+            state = checkpoint["callbacks"].get(each.state_key)
             # A directory such as s3://bucket/models outlives the workers.
             if state and "://" not in f"{each.dirpath}{state['dirpath']}":
                 self._restore_one(each, state, kept)
@@ -113,18 +113,25 @@ class _Kept:
     """The checkpoints that the run has kept."""
 
     reported: Sequence[ReportedCheckpoint]
-    fit: str
     names: tuple[str, str]
+    resumed: Path
+    """The directory of the one that is resumed, which is on this node."""
+
+    step: int
+    """Its step."""
 
     def copied(self, step: int | None, target: Path) -> str | None:
         """Copy what was saved at a step of this `fit`; return the copy, or None if it is gone."""
         file, fit_file = self.names
+        if step == self.step:
+            return str(copy_whole(self.resumed / file, target))
+        fit = (self.resumed / fit_file).read_text()
         for each in self.reported:
             # Only those that may be it are fetched.
             if step is None or each.metrics.get("step") != step:
                 continue
             with each.checkpoint.as_directory() as found:
-                if Path(found, fit_file).read_text() == self.fit:
+                if Path(found, fit_file).read_text() == fit:
                     return str(copy_whole(Path(found, file), target))
         return None
 

@@ -148,7 +148,7 @@ class Reports(Callback):
     def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
         resumed = checkpoint_of_fit(self.fit) if trainer.state.fn == "fit" else None
         if resumed is not None and (resumed / _FIT_FILE).exists():
-            self._files.restore(trainer, checkpoint["callbacks"], resumed)
+            self._files.restore(trainer, checkpoint, resumed)
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         self._resumed = _Known.of(checkpoint_of_fit(self.fit))
