@@ -117,9 +117,12 @@ def test_a_killed_run_ends_in_the_same_weights(
     """It dies in the middle of an epoch, behind a checkpoint."""
     config = CheckpointConfig(written_by=written_by)
     undisturbed = fit(quiet, tmp_path / "undisturbed", checkpoint_config=config)
+    assert undisturbed.checkpoint is not None
     killed = fit(quiet, tmp_path / "killed", dies_after=10, checkpoint_config=config)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
+    # It is saved where all is logged: no rank has sums of its own.
+    assert not [*Path(undisturbed.checkpoint.path).glob("own-*")]
     assert undisturbed.metrics["rows"] == sorted([*range(48)] * 3)
     # Ten steps of four rows on each of two ranks were left.
     assert len(killed.metrics["rows"]) == 10 * 8

@@ -46,7 +46,8 @@ def replace_starting_place(
     trainer._init_training_state = lambda *args: place(own(*args))
 
 
-_SECONDS = "seconds"
+SECONDS = "seconds"
+"""Name of the time among what `LogSums` keeps: each rank has its own."""
 
 
 class LogSums:
@@ -86,7 +87,7 @@ class LogSums:
         """
         names = (name for name in self._NAMES if hasattr(self._trainer, name))
         own = {name: float(getattr(self._trainer, name)) for name in names}
-        own[_SECONDS] = self._seconds + time.monotonic() - self._began
+        own[SECONDS] = self._seconds + time.monotonic() - self._began
         if more is not None:
             own["_tr_loss"] = float(self.loss + more)
         return {**own, **self._of_trl()}
@@ -103,7 +104,7 @@ class LogSums:
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue what `kept` or `as_json` has returned."""
-        trainer, self._seconds = self._trainer, kept.get(_SECONDS, 0.0)
+        trainer, self._seconds = self._trainer, kept.get(SECONDS, 0.0)
         for name in self._NAMES:
             if name not in kept or not hasattr(trainer, name):
                 continue

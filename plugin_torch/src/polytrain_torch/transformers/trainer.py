@@ -56,7 +56,7 @@ from polytrain_torch.transformers.made_by import (
     made_by,
     write_made_by,
 )
-from polytrain_torch.transformers.private import LogSums, replace_end_of_step
+from polytrain_torch.transformers.private import SECONDS, LogSums, replace_end_of_step
 from polytrain_torch.transformers.shards import take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -410,7 +410,9 @@ def _save_own(
         _ORDER: {_ORDER: order},
     }
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
-    save_beside(states, {**states, "parts": compared}, part)
+    # Time alone isn't worth a file for each rank: they may all have rank 0's.
+    timeless = {name: value for name, value in sums.items() if name != SECONDS}
+    save_beside(states, {**states, "parts": compared, SUMS: {SUMS: timeless}}, part)
 
 
 def _state(part: Any) -> Mapping[str, Any]:
