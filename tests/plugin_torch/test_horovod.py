@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import polytrain
 import polytrain_torch.horovod as hvd
+from polytrain_torch.horovod.gradients import GradientReducer
 from polytrain_torch.survivors.keeper import keeper
 
 # What `horovod.torch` 0.28.1 exports.
@@ -174,6 +175,31 @@ def test_step_after_synchronize_warns(run: Any) -> None:
         distributed.synchronize()
         with pytest.warns(UserWarning, match="skip_synchronize"):
             distributed.step()
+
+    run(train)
+
+
+def test_a_script_may_go_on_after_gradients_that_changed_were_refused(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        model, _ = linear()
+        parameters = [*model.parameters()]
+        reducer = GradientReducer(
+            parameters=parameters,
+            passes=1,
+            op=hvd.Sum,
+            predivide=1.0,
+            compression=hvd.Compression.none,
+        )
+        model(torch.ones(2)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        with pytest.raises(RuntimeError, match="clipped"):
+            reducer.synchronize()
+        assert not reducer.is_under_way
+        model.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        reducer.synchronize()
+        assert [each.grad.flatten().tolist() for each in parameters] == [[1, 1], [1]]
 
     run(train)
 

@@ -95,6 +95,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.sent = bucket.work = None
+            bucket.packed = ()
 
     def synchronize(self) -> None:
         """Replace each parameter's gradient by its reduction over all ranks.
@@ -108,9 +109,14 @@ class GradientReducer:
             bucket.work.wait()
         assert self._logged is not None
         completed(self._logged)
-        for bucket in self._buckets:
-            self._unpack(bucket)
-        self.reset()
+        try:
+            # All of them first: gradients stay as they are, or are all reduced.
+            for bucket in self._buckets:
+                _expect_unchanged(bucket)
+            for bucket in self._buckets:
+                self._unpack(bucket)
+        finally:
+            self.reset()
 
     def take_part(self) -> None:
         """Take part in other ranks' step, with zero gradients."""
@@ -174,16 +180,6 @@ class GradientReducer:
     @torch.no_grad()
     def _unpack(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None
-        for (now, writes), (then, writes_then) in zip(
-            _looks(bucket.parameters), bucket.packed, strict=True
-        ):
-            if now is not then or writes != writes_then:
-                raise RuntimeError(
-                    "Gradients were changed, for example clipped, while they were reduced over the "
-                    "ranks, which would undo it. Call optimizer.synchronize() before, and "
-                    "optimizer.step() within optimizer.skip_synchronize()."
-                )
-        bucket.packed = ()
         flat = self.compression.decompress(bucket.sent, bucket.compressed_as)
         scale(flat, self.predivide / (dist.get_world_size() if self.op is Average else 1))
         sizes = [parameter.numel() for parameter in bucket.parameters]
@@ -195,6 +191,18 @@ class GradientReducer:
                 parameter.grad = reduced.clone()
             else:
                 parameter.grad.copy_(reduced)
+
+
+def _expect_unchanged(bucket: _Bucket) -> None:
+    for (now, writes), (then, writes_then) in zip(
+        _looks(bucket.parameters), bucket.packed, strict=True
+    ):
+        if now is not then or writes != writes_then:
+            raise RuntimeError(
+                "Gradients were changed, for example clipped, while they were reduced over the "
+                "ranks, which would undo it. Call optimizer.synchronize() before, and "
+                "optimizer.step() within optimizer.skip_synchronize()."
+            )
 
 
 def _looks(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
