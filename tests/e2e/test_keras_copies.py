@@ -27,6 +27,7 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
+from polytrain_tf import reporting
 
 BATCHES, EPOCHS = 6, 3
 STEPS = BATCHES * EPOCHS
@@ -97,19 +98,18 @@ def watched(model: Any, log: Path, deaths: Deaths) -> Any:
     return model
 
 
-def waiting_after(reset_metrics: Callable[[], None]) -> Callable[[], None]:
-    """Wait for ever after what all ranks do together first in an epoch, before any callback."""
+def waiting_after(together: Callable[..., Any]) -> Callable[..., None]:
+    """Wait for ever after what all ranks do together."""
 
-    def reset() -> None:
-        reset_metrics()
-        if threading.current_thread() is threading.main_thread():
-            threading.Event().wait()
+    def wait(*args: Any) -> None:
+        together(*args)
+        threading.Event().wait()
 
-    return reset
+    return wait
 
 
 class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Is lost between steps. If that is where the next epoch begins, the others don't get there."""
+    """Is lost between steps. If that is where an epoch begins, others haven't reported the last."""
 
     def __init__(self, deaths: Deaths) -> None:
         super().__init__()
@@ -124,7 +124,8 @@ class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no type
         for death in self.deaths[context.get_attempt() :][:1]:
             is_other = death.rank != context.get_world_rank()
             if is_other and (death.step, death.place) == (taken(self.model), "begin"):
-                self.model.reset_metrics = waiting_after(self.model.reset_metrics)
+                module: Any = reporting
+                module.broadcast_from_rank_zero = waiting_after(module.broadcast_from_rank_zero)
 
     def on_train_end(self, logs: Any = None) -> None:
         die_at("end", taken(self.model), self.deaths)
