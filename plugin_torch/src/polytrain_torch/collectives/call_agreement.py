@@ -29,10 +29,9 @@ _SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 0.05
 
 _NEVER = timedelta(days=1000)
 
-_LIBRARIES = {"accelerate", "contextlib", "deepspeed", "keras", "lightning", "polytrain"} | {
-    "polytrain_torch",
-    "torch",
-    "transformers",
+_LIBRARIES = {
+    *("accelerate", "contextlib", "deepspeed", "keras", "lightning", "torch", "transformers"),
+    *("polytrain", "polytrain_plugins", "polytrain_torch"),
 }
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
