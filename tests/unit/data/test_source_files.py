@@ -258,6 +258,11 @@ def test_a_link_to_nothing_is_reported(tmp_path: Path, pattern: str) -> None:
         describe("train", f"{tmp_path}/{pattern}")
 
 
+def test_a_path_below_an_unknown_home_is_refused() -> None:
+    with pytest.raises(SourceError, match="below a home directory that isn't known"):
+        describe("train", "~nobody-of-this-name/x")
+
+
 @pytest.mark.parametrize("place", ["", " ", "file://"])
 def test_an_empty_path_is_not_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
