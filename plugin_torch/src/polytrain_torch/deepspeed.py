@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_FILE = "progress.pt"
 
+_last_backward: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Engine → the number of its steps when its last backward pass began."""
+
 
 def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
     """Call `deepspeed.initialize` for the run's workers.
@@ -74,7 +78,9 @@ def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
     warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     made: tuple[Any, Any, Any, Any] = deepspeed.initialize(**arguments)
-    weigh_backward(made[0])
+    engine = made[0]
+    weigh_backward(engine)
+    engine.backward = partial(_noting_backward, engine, engine.backward)
     return made
 
 
@@ -137,7 +143,7 @@ def report(
             without ZeRO can't be loaded.
     """
     refuse_options(progress)
-    if engine.micro_steps % engine.gradient_accumulation_steps() and dist.get_rank() == 0:
+    if _last_backward.get(engine) == engine.global_steps and dist.get_rank() == 0:
         _warn_of_gradients()
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
@@ -158,7 +164,12 @@ def report(
 
 @cache
 def _warn_of_gradients() -> None:
-    logger.warning("%s", LACKS_GRADIENTS)
+    logger.warning("%s DeepSpeed counts such a step in engine.global_steps.", LACKS_GRADIENTS)
+
+
+def _noting_backward(engine: Any, own_backward: Any, *args: Any, **options: Any) -> Any:
+    _last_backward[engine] = engine.global_steps
+    return own_backward(*args, **options)
 
 
 def _read_back(engine: Any, directory: Path) -> None:
