@@ -203,11 +203,19 @@ def test_gradients_that_the_next_step_is_to_use_are_not_left_out(
     within(train)
 
 
-@pytest.mark.parametrize(("steps", "drops"), [(3, True), (4, True), (3, False)])
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize(
+    ("steps", "then"),
+    [(3, "drops"), (4, "drops"), (3, "adds again"), (3, "adds in a graph")],
+)
 def test_gradients_that_a_loop_drops_before_its_next_step_are_used_by_none(
-    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int, drops: bool
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int, then: str
 ) -> None:
-    """It drops those of both optimizers, and has one of them step. What it adds again counts."""
+    """It drops those of both optimizers, and has one of them step. What it adds again counts.
+
+    In a graph, autograd makes a new tensor for the sum.
+    """
+    in_graph, drops = then == "adds in a graph", then == "drops"
     added: list[torch.Tensor] = []
 
     def train() -> None:
@@ -216,13 +224,13 @@ def test_gradients_that_a_loop_drops_before_its_next_step_are_used_by_none(
         rank = Rank(monkeypatch, fetches=False, other=other, its=its)
         while True:
             rank.fetch()
-            added[:] = [each.grad for each in other.parameters() if each.grad is not None]
-            if drops:
-                added.clear()
+            if then == "adds again":
+                added[:] = [each.grad for each in other.parameters() if each.grad is not None]
             rank.optimizer.zero_grad()
-            its.zero_grad()
+            if not in_graph:
+                its.zero_grad()
             rank.keeper.before_backward()
-            other(rank.forward()[:, :2]).sum().backward()
+            other(rank.forward()[:, :2]).sum().backward(create_graph=in_graph)
             for parameter, earlier in zip(other.parameters(), added, strict=False):
                 assert parameter.grad is not None
                 parameter.grad.add_(earlier)

@@ -49,9 +49,13 @@ class UnusedGradients:
         self._seen: dict[int, _Look] = {}
         """If there are several: the gradients at the clean point after each one's last step."""
 
+        self._not_reset: list[torch.nn.Parameter] = []
+        """Those whose gradients at the last open point weren't seen to be reset since."""
+
     def computed(self) -> None:
         """Note that a backward pass begins."""
         self.passes += 1
+        self._not_reset = _with_gradients(self._not_reset)
         if self._are_computed:
             return
         self._are_computed = True
@@ -73,9 +77,17 @@ class UnusedGradients:
         self._stepped.clear()
 
     def dropped_later(self) -> Callable[[], bool]:
-        """Return a function that tells, later, whether nobody has the gradients of now any more."""
+        """Return a function that tells, later, whether nobody has the gradients of now any more.
+
+        A sum in place of a gradient still has it: a parameter must have been without one.
+        """
         looks = [*_looks(self._optimizers).values()]
-        return lambda: all(gradient() is None for gradient, _ in looks)
+        parameters = (each for optimizer in self._optimizers for each in _parameters(optimizer))
+        self._not_reset = _with_gradients(parameters)
+        return lambda: (
+            not _with_gradients(self._not_reset)
+            and all(gradient() is None for gradient, _ in looks)
+        )
 
     def exist(self, *, reads_values: bool = True) -> bool:
         """Return whether gradients wait for a step.
@@ -107,6 +119,10 @@ class UnusedGradients:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     return (each for group in optimizer.param_groups for each in group["params"])
+
+
+def _with_gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    return [each for each in parameters if each.grad is not None]
 
 
 def _looks(optimizers: Iterable[torch.optim.Optimizer]) -> Mapping[int, _Look]:
