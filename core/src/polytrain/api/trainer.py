@@ -77,6 +77,7 @@ from polytrain.text.described import plain, with_plain_fields
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 from polytrain_plugins.registry import expect_usable
+from polytrain_plugins.returned import demand_of
 from polytrain_plugins.type_names import quoted
 
 logger = logging.getLogger(__name__)
@@ -417,7 +418,7 @@ class Trainer:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))
             place = cluster.enter_context(opened_cluster(choice, spec.scaling_config))
             raise_if_any(cluster_problems_now(spec))
-        demand = spec.backend.demand(job_of(spec, self._datasets))
+        demand = demand_of(spec.backend, job_of(spec, self._datasets))
         datasets, problems = ready_datasets(self._datasets, demand, spec.scaling_config)
         raise_if_any(problems)
         run = Run(

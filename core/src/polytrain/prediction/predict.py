@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,9 @@ from polytrain_plugins import (
     Problem,
     UnsupportedCapabilityError,
 )
-from polytrain_plugins.returned import columns_of, engine_of
+from polytrain_plugins.returned import columns_of, demand_of, engine_of
+
+logger = logging.getLogger(__name__)
 
 _ROWS = Whole(of="rows", least=1, remedy="Give 1 or more or leave it out")
 
@@ -332,8 +335,15 @@ def _workers(
     if choose_cluster(scaling, around).is_local:
         gpus = visible_gpus(os.environ) if request.use_gpu else ()
         most = len(gpus) or max(1, int(machine_resources(os.environ)["CPU"]))
-        count = min(request.num_workers or most, len(work), len(gpus) or len(work))
-        demand = request.backend.demand(_job(count))
+        wanted = request.num_workers or most
+        if 0 < len(gpus) < wanted:
+            logger.warning(
+                "num_workers=%d: each worker has a GPU of its own, so there are %d.",
+                wanted,
+                len(gpus),
+            )
+        count = min(wanted, len(work), len(gpus) or len(work))
+        demand = demand_of(request.backend, _job(count))
         pickled, rows_of = _for_other_processes(task)
         with LocalWorkers(
             pickled,

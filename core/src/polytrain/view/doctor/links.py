@@ -22,6 +22,7 @@ from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked, failed_with
 from polytrain.workers.ray.links import LinkEnd, failed_links
 from polytrain_plugins import Backend, Engine, Member, Offer, World
+from polytrain_plugins.returned import engine_of
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -57,7 +58,7 @@ class Endpoint:
     """One rank of a pair, in a process of its own."""
 
     def __init__(self, backend: Backend) -> None:
-        self._engine: Engine[Any] = backend.engine()
+        self._engine = engine_of(backend)
         self._offering = contextlib.ExitStack()
 
     def offer(self, me: Member) -> Offer:
