@@ -26,14 +26,15 @@ from polytrain.view.page.ending import MOST_REPORTS, NAME, WRITTEN_AFTER_S, writ
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    # A directory may have a name that no text in UTF-8 has.
-    run = tmp_path / os.fsdecode(b"run\xff")
+    run = tmp_path / "run"
     run.mkdir()
     (run / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
     return run
 
 
 def test_a_run_that_took_a_while_gets_a_page(run: Path) -> None:
+    # A directory may have a name that no text in UTF-8 has.
+    run = run.rename(run.with_name(os.fsdecode(b"run\xff")))
     write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S, reports=3)
     assert "Finished in 13.0 s" in (run / NAME).read_text()
 
