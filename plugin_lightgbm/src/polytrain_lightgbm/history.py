@@ -30,20 +30,6 @@ class History(CallbackHistory):
     given_iterations: int = 0
     """Iterations of the user's model that the run continues; 0 without one."""
 
-    def to_json(self) -> str:
-        """Return the history as JSON text."""
-        return json.dumps(
-            {
-                # Only cross-validation has a deviation over folds, which is missing here.
-                "rounds": [[list(result) for result in round_] for round_ in self.rounds],
-                "callbacks": self.callbacks,
-                "params": self.params,
-                "best_iteration": self.best_iteration,
-                "is_over": self.is_over,
-                "given_iterations": self.given_iterations,
-            }
-        )
-
     @classmethod
     def from_json(cls, text: str) -> History:
         """Read what `to_json` wrote."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from polytrain.boosting.callback_history import CallbackHistory
@@ -35,10 +35,6 @@ class History(CallbackHistory):
         for scores in self.rounds:
             add_to(log, scores)
         return log
-
-    def to_json(self) -> str:
-        """Return the history as JSON text."""
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> History:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -30,6 +31,11 @@ class CallbackHistory:
         if not set(self.callbacks) <= set(names):
             self.params, self.is_over = {}, False
         self.callbacks = names
+
+    def to_json(self) -> str:
+        """Return the history as JSON text; a subclass reads it."""
+        # `asdict` would copy each round, at each save.
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
 
 
 def _name_of(callback: Any) -> str:
