@@ -119,7 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except OSError as error:
+    except Exception as error:
+        from polytrain_plugins import PolytrainError
+
+        if not isinstance(error, PolytrainError | OSError):
+            raise
         echo_lines(f"Error: {error}", err=True)
         return 1
     return int(code or 0)

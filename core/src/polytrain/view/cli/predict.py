@@ -42,7 +42,7 @@ def command(
     If it is killed, the same command resumes it.
     """
     found = named_run(run)
-    from polytrain import InvalidJobError, PolytrainError, load
+    from polytrain import InvalidJobError, load
     from polytrain.view.cli.job_file import imported, modules_beside_you
 
     try:
@@ -58,6 +58,4 @@ def command(
             )
     except InvalidJobError as error:
         raise Refused(str(error)) from error
-    except (PolytrainError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     echo(f"The predictions are in {output}.")

@@ -60,13 +60,7 @@ def command(
     module:name or job.toml. Options come before RUN. The exit code is 1 if a report differs, and 2
     if WHAT isn't what the run was trained with.
     """
-    from polytrain import (
-        CheckpointError,
-        InvalidJobError,
-        PolytrainError,
-        Result,
-        TrainingFailedError,
-    )
+    from polytrain import CheckpointError, InvalidJobError, Result, TrainingFailedError
     from polytrain.view.cli.job_file import modules_beside_you
     from polytrain.view.cli.run import trainer_of
     from polytrain_plugins import RegistryError
@@ -87,8 +81,6 @@ def command(
     except TrainingFailedError as error:
         echo_lines(str(error), err=True)
         return FAILED
-    except (PolytrainError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     if as_json:
         print_json("replay", {**asdict(replay), "is_equal": replay.is_equal})
     else:

@@ -62,7 +62,7 @@ def command(
     module:name       a Trainer, or a function that returns one
     job.toml          the arguments of make_trainer
     """
-    from polytrain import InvalidJobError, PolytrainError, TrainingFailedError
+    from polytrain import InvalidJobError, TrainingFailedError
     from polytrain.view.cli.job_file import modules_beside_you
     from polytrain_plugins import RegistryError
 
@@ -78,8 +78,6 @@ def command(
     except TrainingFailedError as error:
         echo_lines(str(error), err=True)
         return 1
-    except (PolytrainError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     echo(f"{result.path}: {_in_one_line(result)}")
     if result.validation_failure:
         return 1
