@@ -505,9 +505,13 @@ class WorkerPool:
 
     def _free_bundles(self) -> list[int]:
         """Return the reserved bundles without an agent, those first that may get one soonest."""
-        avoided = self._avoided.keys() & self._cluster.living_nodes() if self._avoided else ()
         lost = self._lost_nodes.taken_for_alive()
-        return self._bundles.free(self._taken, avoided=avoided, lost=lost)
+        return self._bundles.free(self._taken, avoided=self._avoided_living(), lost=lost)
+
+    def _avoided_living(self) -> frozenset[str]:
+        """Return the living nodes that get no agents."""
+        living = self._cluster.living_nodes() if self._avoided else ()
+        return frozenset(self._avoided).intersection(living)
 
     @property
     def _taken(self) -> set[int | None]:
@@ -528,7 +532,7 @@ class WorkerPool:
         moved = self._bundles.move(
             self._taken - waiting,
             lost=lost,
-            avoided=frozenset(self._avoided).intersection(self._cluster.living_nodes()),
+            avoided=self._avoided_living(),
             may_return=self._lost_nodes.silent,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
