@@ -54,7 +54,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_by_one_other(abandoned: Path
     second.release()
 
 
-def test_who_waits_for_a_killed_process_is_told_so(abandoned: Path) -> None:
+def test_waiting_for_a_killed_process_is_an_error(abandoned: Path) -> None:
     with pytest.raises(RuntimeError, match=r"building the C\+\+ extension .* is gone. Try again"):
         FileBaton(abandoned).wait()
     assert FileBaton(abandoned).try_acquire()

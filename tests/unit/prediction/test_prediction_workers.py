@@ -1,4 +1,4 @@
-"""How many workers predict, and what a backend that is wrong about them is told."""
+"""How many workers predict, and the errors of a backend that is wrong about them."""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ class RoundReporter:
         """
         Args:
             checkpoint_frequency: rounds between two checkpoints; 0 saves only the last round, and
-                when the run asks for a checkpoint (`polytrain.checkpoint_requested`). A condition
-                (`RunConfig.stop`) so ends the run one round after it is met, with a checkpoint.
+                when the run asks for a checkpoint (`polytrain.checkpoint_requested`). Then a
+                condition (`RunConfig.stop`) ends the run one round after it is met, with a
+                checkpoint.
         """
         super().__init__()
         self._filename = self.CHECKPOINT_NAME
