@@ -458,3 +458,8 @@ def test_of_a_large_array_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch)
     assert code_fingerprint(array) == one
     array[-1] = 1
     assert code_fingerprint(array) != one
+
+
+def test_another_thread_may_be_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert object_contents._of_array(object()) is None

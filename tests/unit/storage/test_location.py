@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fsspec
@@ -17,7 +19,9 @@ from tests.addresses import SECRET, WITH_A_SECRET
 
 import polytrain
 from polytrain import Checkpoint, CheckpointError, Result
+from polytrain.data.read.files import is_arrow_dataset
 from polytrain.storage.location import Location, is_of_one_process, storage_problems
+from polytrain.storage.remote import arrow_filesystem
 from polytrain.text.secret_names import holds_credentials, without_credentials
 
 
@@ -188,3 +192,12 @@ def test_memory_is_of_one_process() -> None:
     assert not is_of_one_process("runs", fsspec.filesystem("file"))
     assert not is_of_one_process("runs", DirFileSystem("/deep", fsspec.filesystem("file")))
     assert not is_of_one_process("runs", object())
+
+
+def test_another_thread_may_be_importing_a_file_systems_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("fsspec", "pyarrow.dataset"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert arrow_filesystem(object()) is None
+    assert not is_arrow_dataset(object())

@@ -7,7 +7,7 @@ import os
 import pty
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
@@ -72,4 +72,11 @@ def test_a_notebook_has_an_output_of_its_own(
 def test_ipythons_prompt_is_a_terminal(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
     monkeypatch.setitem(sys.modules, "IPython", prompt)  # type: ignore[arg-type]  # a fake module
+    assert mode_of("auto", terminal) == "live"
+
+
+def test_a_library_that_imports_ipython_meanwhile_is_no_notebook(
+    terminal: TextIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     assert mode_of("auto", terminal) == "live"

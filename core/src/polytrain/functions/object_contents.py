@@ -81,7 +81,8 @@ def _of_array(value: Any) -> tuple[Any, ...] | None:
             # Between the fields there may be anything.
             return str(value.dtype), value.shape, value.tolist()
         return value.dtype.str, value.shape, _digest(numpy.ascontiguousarray(value).reshape(-1))
-    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+    # Another thread may be importing torch just now.
+    if torch and hasattr(torch, "nn") and kind in (torch.Tensor, torch.nn.Parameter):
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return str(value.dtype), tuple(value.shape), _digest(flat.view(torch.uint8).numpy())
     return None

@@ -84,8 +84,9 @@ def _escaped(text: str, encoding: str) -> bytes:
 
 def is_notebook() -> bool:
     """Return whether this program is a notebook's kernel. Imports nothing."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    # Another thread may be importing it just now.
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 

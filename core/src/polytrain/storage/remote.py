@@ -233,9 +233,9 @@ def arrow_filesystem(given: Any) -> Any:
         given = given.handler.fs
     if isinstance(given, pafs.FileSystem):
         return given
-    # If the value is an fsspec file system, its owner has imported fsspec.
-    fsspec = sys.modules.get("fsspec")
-    if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
+    # If the value is an fsspec file system, its owner has imported fsspec. Another thread may be
+    # importing it just now.
+    if not isinstance(given, getattr(sys.modules.get("fsspec"), "AbstractFileSystem", ())):
         return None
     from polytrain.storage.filesystems import FsspecHandler
 

@@ -17,9 +17,8 @@ _FILE = "buffers.pt"
 
 def is_adapted(model: Any) -> bool:
     """Whether a model, or another part of a training state, is a model of PEFT."""
-    # Whoever has one has imported PEFT.
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
+    # Whoever has one has imported PEFT. Another thread may be importing it just now.
+    return isinstance(model, getattr(sys.modules.get("peft"), "PeftModel", ()))
 
 
 def without_frozen(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:

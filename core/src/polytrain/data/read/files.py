@@ -131,9 +131,8 @@ class _Whole:
 
 def is_arrow_dataset(data: Any) -> bool:
     """Whether this is a `pyarrow.dataset.Dataset`."""
-    # Whoever has one has imported its module.
-    module = sys.modules.get("pyarrow.dataset")
-    return module is not None and isinstance(data, module.Dataset)
+    # Whoever has one has imported its module. Another thread may be importing it just now.
+    return isinstance(data, getattr(sys.modules.get("pyarrow.dataset"), "Dataset", ()))
 
 
 def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
