@@ -206,19 +206,18 @@ def test_it_has_what_the_frameworks_own_estimator_has_after_fit(cls: Any) -> Non
     theirs = THEIRS[cls](n_estimators=3, verbosity=0 if cls in XGB else -1)
     theirs.fit(iris.data, iris.target, eval_set=[(iris.data, iris.target)])
     ours = fitted(cls, early_stopping_rounds=3)
-    # Those of a linear model, of early stopping by other names, and of the options for fit.
-    others = {"coef_", "intercept_", "objective_", "n_iter_", "fitted_"}
-    # XGBoost's documented way to it is the method.
-    others |= {"evals_result_"} if cls in XGB else set()
-    methods = {"apply", "save_model", "load_model", "get_booster", "evals_result", "score"}
-    wanted = {
-        name
-        for name in dir(theirs)
-        if (name.endswith("_") and not name.startswith("_")) or name in methods
-    } - others
-    lacking = {name for name in wanted if not hasattr(ours, name)}
-    assert lacking <= {"n_estimators_", "n_features_", "n_classes_"}
-    assert hasattr(ours, "n_classes_") == (cls in CLASSIFIERS)
+    wanted = {name for name in dir(theirs) if not name.startswith("_")} - {*theirs.get_params()}
+    # A linear model's, and what scikit-learn's check of a fit looks at.
+    lacking = {name for name in wanted if not hasattr(ours, name)} - {"coef_", "fitted_"}
+    assert lacking == set()
+    assert ours.get_params() == {name: getattr(ours, name) for name in ours.get_params()}
+    if cls in XGB:
+        assert ours.intercept_.shape == theirs.intercept_.shape
+        assert ours.get_xgb_params() == {"max_depth": 3}
+    else:
+        assert ours.objective_ == theirs.objective_
+        assert ours.n_iter_ == ours.n_estimators_ == ours.booster_.current_iteration()
+        assert ours.n_features_ == 4
 
 
 @pytest.mark.sweep(one_in=3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import xgboost
+from sklearn.exceptions import NotFittedError
 
 from polytrain_plugins import InvalidJobError
 from polytrain_xgboost.estimators import (
@@ -58,3 +59,17 @@ def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str)
     [problem] = raised.value.problems
     assert problem.field == name
     assert remedy in problem.remedy
+
+
+def test_a_parameter_is_an_attribute_too() -> None:
+    model = PolytrainXGBRegressor(eta=0.3)
+    model.max_depth, model.n_estimators, model.note = 3, 5, "mine"
+    assert (model.eta, model.max_depth) == (0.3, 3)
+    assert model.get_params() == {
+        **PolytrainXGBRegressor().get_params(),
+        **{"eta": 0.3, "max_depth": 3, "n_estimators": 5},
+    }
+    with pytest.raises(AttributeError, match="gamma"):
+        _ = model.gamma
+    with pytest.raises(NotFittedError):
+        _ = model.intercept_

@@ -183,6 +183,7 @@ class _LGBMEstimator(BackendEstimator):
         # The user's objective, under any alias, has precedence over the default.
         objective = value(self._given, "objective", params["objective"])
         params = {**without(params, ["objective"]), "objective": objective}
+        self.objective_ = objective
         given = params.pop("eval_metric")
         given = given if isinstance(given, list | tuple) else [given]
         if functions := [OfRows(each) for each in given if callable(each)]:
@@ -270,14 +271,21 @@ class _LGBMEstimator(BackendEstimator):
         return found
 
     @property
+    def n_estimators_(self) -> int:
+        """Number of rounds in the model, with those of `init_model`."""
+        return int(self.booster_.current_iteration())
+
+    n_iter_ = n_estimators_
+
+    @property
+    def n_features_(self) -> int:
+        """Number of features."""
+        return int(self.booster_.num_feature())
+
+    @property
     def feature_name_(self) -> list[str]:
         """The names of the features."""
         return self.model_features(self.booster_)
-
-    @property
-    def evals_result_(self) -> dict[str, dict[str, list[float]]]:
-        """Evaluation set, such as "validation_0" → metric → its value after each round."""
-        return self._evaluations
 
     @property
     def best_iteration_(self) -> int:
@@ -293,7 +301,7 @@ class _LGBMEstimator(BackendEstimator):
         best = (self.best_iteration_ or rounds) - given
         return {
             name: {metric: values[best - 1] for metric, values in metrics.items()}
-            for name, metrics in self._evaluations.items()
+            for name, metrics in self.evals_result_.items()
         }
 
 

@@ -228,6 +228,24 @@ class _XGBEstimator(BackendEstimator):
         booster: xgboost.Booster = self.model_
         return booster
 
+    def get_xgb_params(self) -> dict[str, Any]:
+        """Return the given parameters that are XGBoost's own, without functions."""
+        return {
+            name: value
+            for name, value in self._given.items()
+            if name not in self._estimator_names and not callable(value)
+        }
+
+    def get_num_boosting_rounds(self) -> int:
+        """Return the number of rounds to train."""
+        return self.n_estimators
+
+    @property
+    def intercept_(self) -> Values:
+        """The score before the first tree: `base_score`, float32, shape `[scores]`."""
+        score = _learner(self.get_booster())["learner_model_param"]["base_score"]
+        return np.array(json.loads(score), np.float32)
+
     @property
     def feature_importances_(self) -> Values:
         """Each feature's importance, float32, shape `[features]`, scaled to a sum of 1.
@@ -242,9 +260,9 @@ class _XGBEstimator(BackendEstimator):
 
     def evals_result(self) -> dict[str, dict[str, list[float]]]:
         """Return evaluation set, such as "validation_0" → metric → its value after each round."""
-        if not self._evaluations:
+        if not self.evals_result_:
             raise XGBoostError("There are no evaluation results. Pass eval_set to fit().")
-        return self._evaluations
+        return self.evals_result_
 
     @property
     def best_iteration(self) -> int:

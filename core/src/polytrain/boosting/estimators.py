@@ -100,6 +100,18 @@ class BackendEstimator(BaseEstimator, ABC):
         self._params |= {name: value for name, value in params.items() if name not in own}
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        given = vars(self).get("_params", {})
+        # The second raises the error of a property that failed.
+        return given[name] if name in given else object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = name in self._parameter_names or name in self._estimator_names
+        if known and name not in self._get_param_names():
+            self._params[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def save_model(self, fname: str | os.PathLike[str]) -> None:
         """Write the model to a file, in the framework's own format."""
         check_is_fitted(self, "model_")
@@ -112,7 +124,7 @@ class BackendEstimator(BaseEstimator, ABC):
         loaded classifier are 0, 1, ….
         """
         self.model_ = self.read_model(os.fspath(fname))
-        for name in ("result_", "feature_names_in_"):
+        for name in ("result_", "feature_names_in_", "objective_"):
             # Of an earlier fit.
             self.__dict__.pop(name, None)
         self._feature_names: Sequence[str] | None = None
@@ -167,8 +179,8 @@ class BackendEstimator(BaseEstimator, ABC):
         return {name: value for name, value in self._params.items() if value is not None}
 
     @property
-    def _evaluations(self) -> dict[str, dict[str, list[float]]]:
-        """Evaluation set → metric → its value after each round."""
+    def evals_result_(self) -> dict[str, dict[str, list[float]]]:
+        """Evaluation set, such as "validation_0" → metric → its value after each round."""
         check_is_fitted(self, "result_")
         found: dict[str, dict[str, list[float]]] = {}
         # The longest first: one name may begin with another.
