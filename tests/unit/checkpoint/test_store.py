@@ -137,6 +137,24 @@ def test_what_a_living_attempt_has_begun_is_not_swept_away(store: CheckpointStor
     assert directories(store) == [directory_name(1, NEXT)]
 
 
+def test_what_is_known_to_be_committed_is_not_looked_into(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit of a long run sweeps, beside all checkpoints that are kept."""
+    kept = {commit(store, number, model="weights").directory for number in range(2)}
+    store_part(store, 2, model="stored, not committed")
+    looked_into = []
+
+    def look(self: CheckpointStore, name: str) -> bool:
+        looked_into.append(name)
+        return False
+
+    monkeypatch.setattr(CheckpointStore, "_is_committed", look)
+    store.sweep(before=NEXT, known=kept)
+    assert looked_into == [directory_name(2, ATTEMPT)]
+    assert {*directories(store)} == kept
+
+
 def test_a_directory_that_a_dying_agent_has_begun_is_swept_away(store: CheckpointStore) -> None:
     """It was killed while it copied the first file, and there is no other."""
     store_part(store, 0, model="weights")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -332,11 +332,15 @@ class CheckpointStore:
         self._storage.delete(f"{CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
         self._storage.delete_below(f"{CHECKPOINTS}/{directory}")
 
-    def sweep(self, *, before: AttemptId) -> None:
-        """Delete the uncommitted files of earlier attempts, which have ended."""
+    def sweep(self, *, before: AttemptId, known: Collection[str] = frozenset()) -> None:
+        """Delete the uncommitted files of earlier attempts, which have ended.
+
+        Args:
+            known: directories of committed checkpoints, which are left alone; there may be many.
+        """
         if self.location.is_local:
             # List only names: a directory may have no complete file, or thousands.
-            names = {name for name, _ in self._files.names(CHECKPOINTS)}
+            names = {name for name, _ in self._files.names(CHECKPOINTS)}.difference(known)
             committed = set(filter(self._is_committed, names))
         else:
             paths = [path.split("/") for path in self._storage.list(CHECKPOINTS)]

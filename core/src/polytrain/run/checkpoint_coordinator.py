@@ -409,6 +409,7 @@ def _mismatch(message: str, *, rank: int, attempt: int) -> Failed:
 
 def _sweep(manager: CheckpointManager, attempt_id: AttemptId) -> None:
     try:
-        manager.store.sweep(before=attempt_id)
+        known = {each.directory for each in manager.checkpoints}
+        manager.store.sweep(before=attempt_id, known=known)
     except OSError as error:
         logger.warning("What earlier attempts have left can't be deleted: %s", error)
