@@ -3,10 +3,11 @@
 `report` waits for the snapshot only.
 
 Large files become hard links, which take no time whatever the size. A link shares its content with
-the caller, who may write to it. To notice a write, the snapshot moves the file's modification time
-by a nanosecond, and the agent checks for this time when it stores the file (`is_unchanged`). A
-write sets the time to the kernel's clock, which is at the old time or milliseconds ahead, before it
-changes the content. Truncating sets it afterwards, but also changes the size.
+the caller, who may write to it. To notice a write, the snapshot sets the file's modification time
+back, to a time that doesn't depend on who sets it: several ranks may report the same file. The
+agent checks for this time when it stores the file (`is_unchanged`). A write sets the time to the
+kernel's clock, which is at the old time or ahead, before it changes the content. Truncating sets it
+afterwards, but also changes the size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, parse_directory_name
 from polytrain.checkpoint.scratch import OF_RUN
@@ -233,6 +233,9 @@ _COPIED_BELOW = 1 << 16
 _REMEMBERED = 4096
 """Number of files of earlier reports to remember."""
 
+_TICK_NS = 10**6
+"""Nanoseconds to which a snapshot rounds a file's time down."""
+
 Stamp = Sequence[int]
 """A linked file's size in bytes, and the modification time that was set, in nanoseconds."""
 
@@ -245,8 +248,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._seen: dict[Path, int] = {}
-        self._stamped: dict[tuple[int, int], Stamp] = {}
-        """Device and inode → the stamp that was set."""
+        """File → the inode that it had in its last report."""
 
     def take(self, source: Path, target: Path) -> dict[str, Stamp]:
         """Link or copy the files of a directory into another, existing one.
@@ -276,8 +278,8 @@ class Snapshots:
                         _copy(file, name, descriptor)
                     else:
                         stamps[(inside / name).as_posix()] = stamp
-        _forget_the_oldest(self._seen)
-        _forget_the_oldest(self._stamped)
+        while len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
         return stamps
 
     def _link(self, file: Path, name: str, directory: int) -> Stamp | None:
@@ -287,19 +289,16 @@ class Snapshots:
         self._seen[file] = status.st_ino
         if rewritten or status.st_size < _COPIED_BELOW:
             return None
-        identity = status.st_dev, status.st_ino
-        # A file with several names, or in several reports, keeps its stamp.
-        keeps = self._stamped.pop(identity, None) == (status.st_size, status.st_mtime_ns)
-        time = status.st_mtime_ns + (0 if keeps else 1)
+        # Not a whole tick: on a file system with coarser times every write would leave one.
+        time = status.st_mtime_ns // _TICK_NS * _TICK_NS + 1
         stamp = status.st_size, time
         try:
             os.link(file.resolve(), name, dst_dir_fd=directory)
-            if not keeps:
+            if time != status.st_mtime_ns:
                 times = (status.st_atime_ns, time)
                 os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
             made = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if is_unchanged(made, stamp):
-                self._stamped[identity] = stamp
                 return stamp
         except OSError:
             # It is on another file system, on one without links, or another user's.
@@ -319,11 +318,6 @@ def _copy(file: Path, name: str, directory: int) -> None:
         shutil.copyfile(file, f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-def _forget_the_oldest(known: dict[Any, Any]) -> None:
-    while len(known) > _REMEMBERED:
-        del known[next(iter(known))]
 
 
 def is_unchanged(status: os.stat_result, stamp: Stamp | None) -> bool:
