@@ -232,7 +232,10 @@ def test_ranks_with_different_models_are_reported(tmp_path: Path) -> None:
 
 
 def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
-    """Their mean: each rank's BatchNormalization sees its own rows. Evaluations have it too."""
+    """Their mean: each rank's BatchNormalization sees its own rows. Evaluations have it too.
+
+    What rank 0 alone evaluates is known to the callbacks of all ranks.
+    """
 
     def train(config: Any) -> None:
         import os
@@ -260,9 +263,11 @@ def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
             model = built()
             model.fit(x, x[:, 0], **options)
             alone.append(statistics(model))
-        x = rows[polytrain.get_context().get_world_rank()]
+        rank = polytrain.get_context().get_world_rank()
+        x = rows[rank]
         shared = prepare_model(built())
-        fitted = shared.fit(x, x[:, 0], validation_data=(rows[0], rows[0][:, 0]), **options)
+        validation_data = (x, x[:, 0]) if rank == 0 else None
+        fitted = shared.fit(x, x[:, 0], validation_data=validation_data, **options)
         polytrain.report(
             {
                 "ours": statistics(shared),

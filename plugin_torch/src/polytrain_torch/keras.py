@@ -176,11 +176,11 @@ class _Together(keras.callbacks.Callback):
         if logs is None:
             return
         logs_by_rank = gathered(logs)
-        for name in logs:
+        # All ranks get a metric that only some have, such as rank 0's validation: by it callbacks
+        # set the learning rate.
+        for name in {name: None for each in logs_by_rank for name in each}:
             values = [each[name] for each in logs_by_rank if name in each]
-            # Don't average a metric of some ranks only, such as rank 0's validation.
-            if len(values) == len(logs_by_rank):
-                logs[name] = sum(values) / len(values)
+            logs[name] = sum(values) / len(values)
 
 
 class _StopsTogether(keras.callbacks.Callback):
