@@ -33,6 +33,9 @@ COLUMNS = {
     "pair": pa.array([[row, row + 1] for row in range(ROWS)], pa.list_(pa.float32(), 2)),
     "tokens": pa.array([[row] * 3 for row in range(ROWS)], pa.list_(pa.int64())),
     "ragged": pa.array([[row] * (row % 3) for row in range(ROWS)], pa.list_(pa.int64())),
+    "in ragged": pa.array([[[True]] * (row % 3) + [[False] * 2] for row in range(ROWS)]),
+    "struct": pa.array([{"row": row} for row in range(ROWS)]),
+    "words": pa.array([[str(row)] * (row % 3 + 1) for row in range(ROWS)]),
 }
 TABLE = pa.table(COLUMNS)
 OF_CSV = TABLE.select(["id", "half", "gap", "hole", "truth", "word", "time"])
@@ -99,14 +102,30 @@ def read(data: Any, *, epochs: int = 1, write: bool = False, **config: Any) -> l
             batches.append({name: as_plain(array) for name, array in batch.items()})
             if write:
                 for array in batch.values():
+                    write_within(array)
                     array[...] = array[::-1].copy()
                     if array.dtype.kind == "f":
                         array[...] = -1
     return batches
 
 
+def write_within(rows: np.ndarray[Any, Any]) -> None:
+    for row in rows:
+        if isinstance(row, dict):
+            row.clear()
+        elif isinstance(row, np.ndarray):
+            write_within(row)
+            row[...] = 0
+
+
 def as_plain(array: np.ndarray[Any, Any]) -> list[Any]:
-    return [np.asarray(row).tolist() for row in array]
+    return [plain(row) for row in array]
+
+
+def plain(row: Any) -> Any:
+    if isinstance(row, np.ndarray):
+        return [plain(value) for value in row]
+    return dict(row) if isinstance(row, dict) else np.asarray(row).tolist()
 
 
 @pytest.mark.parametrize("shuffle", [False, "window", True])

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.types.columns import Combine, column_to_numpy, combiner, to_format
+from polytrain.data.types.nested import gives_containers
 from polytrain.data.types.plain import may_be_missing
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -60,10 +61,14 @@ class DecodedTable:
             return whole[rows.start : rows.stop]
         known, array = self._converted.get(index, (range(0), None))
         if array is None or rows.start < known.start or rows.stop > known.stop:
+            field = self.table.schema.field(index)
+            column = self.table.column(index)
+            if gives_containers(field.type):
+                # Whoever gets them may change them: nobody else gets the same ones.
+                return column_to_numpy(column.slice(rows.start, len(rows)), field)
             stop = min(rows.start + _CONVERTED_ROWS, self.table.num_rows)
             known = range(rows.start, max(rows.stop, stop))
-            column = self.table.column(index).slice(known.start, len(known))
-            array = column_to_numpy(column, self.table.schema.field(index))
+            array = column_to_numpy(column.slice(known.start, len(known)), field)
             self._converted[index] = known, array
         return array[rows.start - known.start : rows.stop - known.start]
 

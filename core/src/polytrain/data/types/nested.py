@@ -51,6 +51,13 @@ def is_list(kind: pa.DataType) -> bool:
     return kind.id in _LISTS
 
 
+def gives_containers(kind: pa.DataType) -> bool:
+    """Whether arrays have dicts, lists or arrays of objects as the values of a type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return not isinstance(kind, pa.FixedShapeTensorType) and gives_containers(kind.storage_type)
+    return pa.types.is_nested(kind) and not is_list_of_numbers(kind)
+
+
 def has_fixed_shape(kind: pa.DataType) -> bool:
     """Whether the type alone says that all lists have one shape."""
     return not is_list(kind) or (
@@ -219,7 +226,14 @@ def _stacked_rows(rows: Sequence[Any]) -> Array:
     """Copy rows, to one array if they have one shape."""
     if _have_one_shape(rows):
         return np.stack(rows)
-    return objects([row.copy() if isinstance(row, np.ndarray) else row for row in rows])
+    return objects([_copied(row) for row in rows])
+
+
+def _copied(row: Any) -> Any:
+    """An array with memory of its own, also if it is one of arrays."""
+    if not isinstance(row, np.ndarray):
+        return row
+    return objects([*map(_copied, row)]) if row.dtype == object else row.copy()
 
 
 def _have_one_shape(rows: Sequence[Any]) -> bool:
