@@ -321,6 +321,15 @@ def test_a_fixed_size_tells_what_a_parquet_file_lacks(tmp_path: Path) -> None:
     assert {str(row.dtype) for batch in batches for row in batch if row is not None} == {"int64"}
 
 
+def test_names_with_dots_in_a_parquet_file(tmp_path: Path) -> None:
+    pair = pa.array([None, [1, 2]], pa.list_(pa.int64(), 2))
+    columns = {"label": [1, 2], "label.name": ["a", None], "pair.of.numbers": pair, "pair": [3, 4]}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    [batch] = shard_of(str(tmp_path)).iter_batches(batch_size=2)
+    dtypes = [array.dtype.name for array in batch.values()]
+    assert dtypes == ["int64", "object", "object", "int64"]
+
+
 def test_numbers_that_lists_in_a_parquet_file_lack_are_an_error(tmp_path: Path) -> None:
     """Its footer says as much of lists that are empty: those stay whole numbers."""
     empty = pa.array([[1], [], None, [2], [], [3]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -87,7 +87,9 @@ def described(
         place=place,
         schema=own.with_metadata(schema.metadata),
         missing=_missing(
-            metadata, {field.name: field.type for field in wanted if decides_type(field.type)}
+            metadata,
+            frozenset(own.names),
+            {field.name: field.type for field in wanted if decides_type(field.type)},
         ),
         pieces=tuple(
             RowGroupPiece(
@@ -103,13 +105,17 @@ def described(
     )
 
 
-def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missing]:
-    """The columns in which values are missing, by the footer."""
-    # Tensors are lists in the file, and lie one level down.
+def _missing(
+    metadata: Any, names: Collection[str], types: Mapping[str, pa.DataType]
+) -> frozenset[Missing]:
+    """The columns in which values are missing, by the footer.
+
+    Args:
+        names: of all columns.
+        types: of those that are looked at.
+    """
     leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-    owners = {
-        leaf: path if path in types else path.split(".")[0] for leaf, path in enumerate(leaves)
-    }
+    owners = {leaf: _owner(path, names) for leaf, path in enumerate(leaves)}
     unseen = {leaf: name for leaf, name in owners.items() if name in types}
     found: set[Missing] = set()
     for number in range(metadata.num_row_groups):
@@ -124,6 +130,13 @@ def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missi
                 found.add(name)
                 del unseen[leaf]
     return frozenset(found)
+
+
+def _owner(path: str, names: Collection[str]) -> str:
+    """The column of a path: tensors and lists lie some levels down, and names may have dots."""
+    while path and path not in names:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Iterator[Missing]:
