@@ -203,6 +203,22 @@ def test_what_differs_later_says_on_which_rows(case: str) -> None:
     assert "rows 10 to 12 of 'train'" in str(caught.value)
 
 
+BOXES = [np.ones((rows % 3, 4)) for rows in range(20)]
+
+
+@pytest.mark.parametrize("of_one_shape", [BOXES[:1], BOXES[2:3], [BOXES[1]] * 2])
+def test_lists_that_have_one_shape_by_chance(of_one_shape: list[Any]) -> None:
+    """Such as those of a batch of one row, be they empty."""
+    source = describe(
+        "train",
+        {"x": range(20)},
+        transform=lambda batch: {"x": BOXES[:8] if len(batch["x"]) == 8 else of_one_shape},
+    )
+    column = source.pieces[0].read(10, 10 + len(of_one_shape)).column("x")
+    assert column.type == source.schema.field("x").type
+    assert column.to_pylist() == [each.tolist() for each in of_one_shape]
+
+
 def test_no_columns_at_all() -> None:
     with pytest.raises(SourceError, match="no columns"):
         describe("train", {"x": [1]}, transform=lambda batch: {})

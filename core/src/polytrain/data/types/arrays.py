@@ -200,6 +200,8 @@ def _ragged(name: str, value: Any) -> pa.Array | None:
     kinds = dict.fromkeys(row.dtype for row in there if row.size or is_array)
     if any(kind.kind not in "iufb" for kind in kinds):
         return _lists(name, value, rows, list(kinds))
+    if not kinds:
+        return nested_lists(rows, dimensions.pop(), pa.null())
     differ = len(there) < len(rows) or len({row.shape for row in there}) > 1
     if not (is_array or differ):
         return None

@@ -161,8 +161,6 @@ def _conformed(table: pa.Table, field: pa.Field, where: str, why_missing: str) -
             f"with the type {field.type} that it has in the data set"
         )
     try:
-        if isinstance(column.type, pa.FixedShapeTensorType):
-            return _conformed_tensors(column, field.type)
         return exactly(column, field.type)
     except pa.ArrowException as error:
         raise ReadError(
@@ -177,6 +175,8 @@ def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     Raises:
         pa.ArrowException: it doesn't hold them. Arrow's own cast rounds some, without a word.
     """
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return _exact_tensors(column, kind)
     cast = column.cast(kind)
     if is_list(kind) and is_list(column.type):
         numbers = [numbers_in(chunk) for chunk in column.chunks]
@@ -193,9 +193,9 @@ def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return cast
 
 
-def _conformed_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def _exact_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if not isinstance(kind, pa.FixedShapeTensorType):
-        return tensors_as_lists(column).cast(kind)
+        return exactly(tensors_as_lists(column), kind)
     if kind.shape != column.type.shape:
         # Arrow's own cast would take the numbers and forget how they lie.
         raise pa.ArrowInvalid(f"their shape is {tuple(column.type.shape)}")
