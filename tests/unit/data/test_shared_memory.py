@@ -75,12 +75,19 @@ TENSORS = tensors_of(np.arange(40, dtype=np.int16).reshape(10, 2, 2))
 FLAGS = tensors_of(np.arange(40).reshape(10, 2, 2) % 3 == 0)
 
 
+def within(table: pa.Table) -> pa.Table:
+    """The rows as structs."""
+    return pa.table({"row": table.combine_chunks().to_struct_array().chunk(0)})
+
+
 @pytest.mark.parametrize("tensors", [TENSORS, FLAGS], ids=["numbers", "booleans"])
 @pytest.mark.parametrize("missing", [[], [0, 7]])
 def test_tensors_are_laid_out_part_by_part(tensors: pa.Array, missing: list[int]) -> None:
     rows = pa.array([None if row in missing else row for row in range(10)])
     tensors = pa.ExtensionArray.from_storage(tensors.type, tensors.storage.take(rows))
     table = pa.table({"id": range(10), "x": tensors})
+    with behind(parts_to_shared_memory(iter([within(table)]), within(table).schema, 10)) as mapped:
+        assert mapped.equals(within(table))
     parts = [table.slice(0, 3), table.slice(3, 0), table.slice(3, 6), table.slice(9)]
     with behind(parts_to_shared_memory(iter(parts), table.schema, 10)) as mapped:
         assert mapped.equals(table)

@@ -283,8 +283,8 @@ def _tensors(column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool) 
         return objects([row for chunk in column.chunks for row in _tensors_or_none(chunk)])
     chunks = [_tensor_to_numpy(chunk) for chunk in column.chunks]
     if not chunks:
-        shape = _in_order(column.type, column.type.shape)
-        return np.empty((0, *shape), dtype=column.type.value_type.to_pandas_dtype())
+        shape = (0, *column.type.shape)
+        return np.empty(shape, dtype=column.type.value_type.to_pandas_dtype())
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
@@ -301,23 +301,11 @@ def _tensor_to_numpy(chunk: pa.FixedShapeTensorArray) -> Array:
     if kind.value_type == pa.bool_():
         # Arrow packs booleans into bits, which are no tensor to it.
         array = chunk.storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)
-        array = array.transpose(0, *_in_order(kind, range(1, array.ndim)))
     else:
         array = chunk.to_numpy_ndarray()
     return array
 
 
-def _in_order(kind: pa.FixedShapeTensorType, axes: Sequence[int]) -> list[int]:
-    """Reorder values of the stored axes to the order of the tensor's axes."""
-    return [axes[axis] for axis in kind.permutation or range(len(axes))]
-
-
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Return a table without rows. `Schema.empty_table` fails on tensors."""
-    columns = [
-        pa.ExtensionArray.from_storage(field.type, pa.array([], field.type.storage_type))
-        if isinstance(field.type, pa.BaseExtensionType)
-        else pa.array([], field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)

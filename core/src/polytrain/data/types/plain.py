@@ -1,7 +1,8 @@
 """Arrow's types as every reader knows them, and the refusal of those that no array can hold.
 
 - Extension types: tensors of Ray Data (also in files that it has written, where its types are only
-  noted unless Ray Data is imported), truth values of 8 bits, and numbers of other libraries.
+  noted unless Ray Data is imported), tensors whose axes are stored in another order, truth values
+  of 8 bits, and numbers of other libraries.
 - Views of strings, bytes and lists, and run lengths, which parts of Arrow and other libraries can't
   read.
 - Categories of values that pandas or lists have no categories for.
@@ -10,7 +11,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -214,6 +216,9 @@ def _plain_type(field: pa.Field) -> pa.DataType:
     name = _extension_name(field)
     if name == _BOOL8:
         return pa.bool_()
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        shape = [field.type.shape[axis] for axis in _axes(field.type)]
+        return pa.fixed_shape_tensor(field.type.value_type, shape)
     if name in (*_FIXED, _VARIABLE) and (parameter := _parameter(field, name)) is not None:
         is_extension = isinstance(field.type, pa.BaseExtensionType)
         stored = field.type.storage_type if is_extension else field.type
@@ -221,6 +226,11 @@ def _plain_type(field: pa.Field) -> pa.DataType:
             return nested_list_type(parameter, stored.field("data").type.value_type)
         return pa.fixed_shape_tensor(stored.value_type, parameter)
     return _without_views(_without_extension(field.type))
+
+
+def _axes(kind: pa.FixedShapeTensorType) -> Sequence[int]:
+    """The place of each axis among those that are stored."""
+    return kind.permutation or range(len(kind.shape))
 
 
 def _parameter(field: pa.Field, name: str) -> Any:
@@ -279,6 +289,8 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     own = array.type
     if own == kind:
         return array
+    if isinstance(own, pa.FixedShapeTensorType):
+        return _with_axes_in_order(array, kind)
     if isinstance(own, pa.BaseExtensionType):
         return _converted(array.storage, kind)
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -313,6 +325,18 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         items = _converted(array.flatten(), kind.value_type)
         return pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=array.is_null())
     return array.cast(kind)
+
+
+def _with_axes_in_order(array: pa.FixedShapeTensorArray, kind: pa.DataType) -> pa.Array:
+    """Tensors whose values lie in the order of their axes; missing ones stay missing."""
+    stored, values, size = array.type.shape, array.storage.values, math.prod(array.type.shape)
+    places = pa.array(np.arange(size).reshape(stored).transpose(_axes(array.type)).reshape(-1))
+    rows = range(array.storage.offset, array.storage.offset + len(array))
+    tensors = [values.slice(row * size, size).take(places) for row in rows]
+    storage = pa.FixedSizeListArray.from_arrays(
+        pa.concat_arrays([values.slice(0, 0), *tensors]), size, mask=array.is_null()
+    )
+    return pa.ExtensionArray.from_storage(kind, storage)
 
 
 def _converted_map(array: pa.MapArray, kind: pa.DataType) -> pa.MapArray:
