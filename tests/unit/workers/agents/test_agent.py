@@ -81,6 +81,14 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
     return agent_spec(tmp_path, kill_timeout_s=0.01)
 
 
+class HeardAgent(Agent):
+    """An agent whose events the test takes."""
+
+    def __init__(self, spec: AgentSpec, job: JobMemory) -> None:
+        self.events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        super().__init__(spec, HERE, {}, job, None, Room(), emit=self.events.put_nowait)
+
+
 async def launch(agent: Agent, attempt: int = 0, *, data: Any = None) -> None:
     order = LaunchOrder(
         attempt_id=AttemptId(token=1, attempt=attempt),
@@ -92,19 +100,17 @@ async def launch(agent: Agent, attempt: int = 0, *, data: Any = None) -> None:
     await agent.carry_out(LaunchProcess(order=order, streams=()), assignment)
 
 
-async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
+async def received(agent: HeardAgent, kind: type[AgentEvent]) -> Any:
     """The next thing of this kind that the agent tells."""
-    async for batch in agent.events():
-        for event in batch:
-            if isinstance(event, kind):
-                return event
-    raise AssertionError("the agent has ended")
+    while not isinstance(event := await agent.events.get(), kind):
+        pass
+    return event
 
 
-def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
+def with_agent(spec: AgentSpec, test: Callable[[HeardAgent], Awaitable[None]]) -> None:
     async def run() -> None:
         with closing(JobMemory(b"job")) as job:
-            agent = Agent(spec, HERE, {}, job, None, Room())
+            agent = HeardAgent(spec, job)
             await agent.place()
             await test(agent)
             await agent.end()
@@ -115,7 +121,7 @@ def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> Non
 def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
     """It waits in the kernel for a device, or for a file server that is gone."""
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         await launch(agent)
         await received(agent, Started)
         await agent.carry_out(Kill(attempt=0))
@@ -152,7 +158,7 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
 
     monkeypatch.setattr("polytrain.workers.agents.shard_cache.hold", hold)
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         launching = asyncio.create_task(launch(agent, data=request))
         await asyncio.sleep(0)
         await agent.carry_out(Kill(attempt=0))
@@ -172,7 +178,7 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
     """A process that is stopped, or hangs while it starts, reads nothing."""
     offers = (Offer(host="127.0.0.1", port=1, details={"long": "x" * (4 << 20)}),)
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         await launch(agent)
         await agent.carry_out(SendRoster(attempt=0, offers=offers))
         await agent.carry_out(ReadStacks(attempt=0, pausing=False))
@@ -200,7 +206,7 @@ def test_an_agent_without_a_descriptor_or_a_thread_left_knows_no_stacks(
 ) -> None:
     """It isn't lost for that."""
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         await launch(agent)
         agent.process_started(0, os.getpid())
         monkeypatch.setattr(owner, name, Mock(side_effect=refused))
@@ -216,7 +222,7 @@ def test_an_attempt_starts_though_the_system_refuses_the_thread_that_deletes_cop
 ) -> None:
     """They are those of another rank."""
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         agent._kept_copies = kept = KeptCopies(tmp_path, Room())
         refused = RuntimeError("can't start new thread")
         with monkeypatch.context() as limited:
@@ -240,7 +246,7 @@ def test_a_refused_fork_leaves_no_descriptor_open(
     monkeypatch.setattr(FakeZygoteClient, "fork", refuse)
     FakeZygoteClient.theirs = socket.socket()
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         before = os.listdir("/proc/self/fd")
         for attempt in range(3):
             await launch(agent, attempt)
@@ -266,7 +272,7 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
 
     FakeZygoteClient.theirs = socket.socket()
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         before = os.listdir("/proc/self/fd")
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
@@ -285,7 +291,7 @@ def test_a_state_that_is_not_written_is_reported_once(
     monkeypatch.setattr(KeptEnd, "opened", Mock())
     is_late, ends = limit_s == 0, limit_s == 60
 
-    async def test(agent: Agent) -> None:
+    async def test(agent: HeardAgent) -> None:
         await launch(agent)
         process = SocketChannel(FakeZygoteClient.theirs)
         process.send(keeps_message(0, 1, 0, 1))
@@ -308,11 +314,9 @@ def test_a_state_that_is_not_written_is_reported_once(
         await received(agent, StateUnwritten)
         await over.wait()
         agent.process_ended(0, "exited with code 0", killed=False)
-        rest = []
-        async for batch in agent.events():
-            rest += batch
-            if any(isinstance(event, Exited) for event in rest):
-                break
+        rest = [await agent.events.get()]
+        while not isinstance(rest[-1], Exited):
+            rest.append(await agent.events.get())
         assert [event for event in rest if isinstance(event, StateUnwritten)] == []
 
     with_agent(spec, test)

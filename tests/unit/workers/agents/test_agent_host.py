@@ -36,7 +36,7 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
         )
         for number in (0, 1):
             host.start([number])
-            assert isinstance((await arrived.get())[1][0], AgentReady)
+            assert isinstance((await arrived.get())[1], AgentReady)
         [zygote] = set(psutil.Process().children()) - others
         await host.end(0)
         assert zygote.is_running()

@@ -81,7 +81,7 @@ def arrivals(directory: Path, monkeypatch: pytest.MonkeyPatch, **host: bool) -> 
         for numbers in ((0, 1), (2,)):
             agents.start(numbers)
             for _ in numbers:
-                [ready] = (await arrived.get())[1]
+                _, ready = await arrived.get()
                 assert isinstance(ready, AgentReady)
                 found.append(ready.place.unusable)
         await agents.end_all()

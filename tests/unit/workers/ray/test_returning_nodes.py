@@ -45,7 +45,7 @@ class Host:
     async def _mail(self) -> AsyncIterator[Future[list[tuple[int, Any]]]]:
         ready = AgentReady(place=PLACE)
         mail = asyncio.get_running_loop().create_future()
-        mail.set_result([(number, [ready]) for number in self.numbers])
+        mail.set_result([(number, ready) for number in self.numbers])
         yield mail
         self.told.set_result(None)
         raise await asyncio.wrap_future(self.end)

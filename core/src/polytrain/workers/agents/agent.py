@@ -12,7 +12,7 @@ import os
 import pickle
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
@@ -94,6 +94,8 @@ class Agent:
         job_memory: JobMemory,
         storage_check: StorageCheck | None,
         room: Room,
+        *,
+        emit: Callable[[AgentEvent], None],
     ) -> None:
         """
         Args:
@@ -104,7 +106,9 @@ class Agent:
             storage_check: the check of the node's storage; None in the driver's process, which uses
                 the storage itself.
             room: the room for other ranks' copies, which all agents of a host share.
+            emit: sends an event to the controller; called on the event loop.
         """
+        self.emit = emit
         self._spec = spec
         self._place = place
         self._zygotes = ZygoteClient(
@@ -116,8 +120,7 @@ class Agent:
             **variables,
             **spec.zygote.variables,
         }
-        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
-        self._parts = PartStorer(spec.store, merges_files=spec.merges_files, emit=self.emit)
+        self._parts = PartStorer(spec.store, merges_files=spec.merges_files, emit=emit)
         self._worker: WorkerConnection | None = None
         self._gpu_meter: GpuMeter | None = None
         self._concluding: asyncio.Task[None] | None = None
@@ -140,7 +143,7 @@ class Agent:
         self._asked: WriteState | None = None
         """The request for a state that the worker process hasn't answered."""
 
-        self._sent = SentCopies(self.emit)
+        self._sent = SentCopies(emit)
         self._room = room
         self._kept_copies: KeptCopies | None = None
         """Copies of ranks on another host; None until one arrives."""
@@ -182,18 +185,6 @@ class Agent:
         if self._kept_copies is None:
             self._kept_copies = KeptCopies(self._scratch.path, self._room, self._launched)
         await asyncio.to_thread(self._kept_copies.take, sent)
-
-    async def events(self) -> AsyncIterator[list[AgentEvent]]:
-        """Yield all events in order, as soon as they happen; several at once if they are ready."""
-        while True:
-            batch = [await self._events.get()]
-            while not self._events.empty():
-                batch.append(self._events.get_nowait())
-            yield batch
-
-    def emit(self, event: AgentEvent) -> None:
-        """Send an event to the controller."""
-        self._events.put_nowait(event)
 
     async def carry_out(self, call: AgentCall, assignment: RankAssignment | None = None) -> None:
         """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.

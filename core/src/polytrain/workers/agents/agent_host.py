@@ -11,6 +11,7 @@ import logging
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from polytrain.errors import FailureKind
@@ -44,8 +45,8 @@ class Broken:
     reason: str
 
 
-Mail = Sequence[AgentEvent | AgentReady | Broken]
-"""Events that an agent sends together."""
+Mail = AgentEvent | AgentReady | Broken
+"""What an agent's host sends to the driver."""
 
 
 class AgentHost:
@@ -66,7 +67,7 @@ class AgentHost:
             job: the pickled job of their worker processes.
             variables: environment variables of worker processes here; those of an agent override
                 them.
-            tell: called with an agent's number and its events.
+            tell: called with an agent's number and its mail.
             is_driver: whether this is the driver's process, which has written to the run's storage.
         """
         self._spec = spec
@@ -79,7 +80,7 @@ class AgentHost:
         )
         self._room = Room()
         self._agents: dict[int, Agent] = {}
-        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._starting: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
         """Zygotes of agents that have ended. Other agents may still use them."""
 
@@ -99,9 +100,10 @@ class AgentHost:
                 self._job_memory,
                 self._storage_check,
                 self._room,
+                emit=partial(self._emit, number),
             )
-            serving = self._watched(number, self._serve(number, agent))
-            self._serving[number] = asyncio.get_running_loop().create_task(serving)
+            starting = self._watched(number, self._place_agent(number, agent))
+            self._starting[number] = asyncio.get_running_loop().create_task(starting)
 
     async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
         """Have agents carry out a call; skip agents that have ended.
@@ -138,7 +140,7 @@ class AgentHost:
         """End an agent, and release its resources."""
         agent = self._agents.pop(number, None)
         if agent is not None:
-            self._serving.pop(number).cancel()
+            self._starting.pop(number).cancel()
             started = await agent.end()
             if started is not None:
                 self._zygotes.append(started)
@@ -151,16 +153,19 @@ class AgentHost:
             if not await in_daemon_thread(has_ended, zygote, else_here=True):
                 logger.warning("The zygote, process %d, is still in use, or hangs", zygote.pid)
 
-    async def _serve(self, number: int, agent: Agent) -> None:
-        self._tell(number, (AgentReady(place=await agent.place()),))
-        async for events in agent.events():
-            self._tell(number, events)
+    def _emit(self, number: int, event: AgentEvent) -> None:
+        # What an agent says while it ends concerns nobody.
+        if number in self._agents:
+            self._tell(number, event)
+
+    async def _place_agent(self, number: int, agent: Agent) -> None:
+        self._tell(number, AgentReady(place=await agent.place()))
 
     async def _watched(self, number: int, work: Awaitable[None]) -> None:
         try:
             await work
         except Exception as error:  # any error makes the agent unusable
-            self._tell(number, (Broken(reason=f"{type(error).__name__}: {error}"),))
+            self._tell(number, Broken(reason=f"{type(error).__name__}: {error}"))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -226,14 +231,8 @@ Delivery = Sequence[AgentEvent | DriverEvent | PoolEvent]
 """Events that are sent together to the driver."""
 
 
-def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
-    """Convert an agent's mail to a delivery for the driver."""
-    return [_for_driver(agent_handle, each) for each in mail]
-
-
-def _for_driver(
-    agent_handle: AgentHandle, mail: AgentEvent | AgentReady | Broken
-) -> AgentEvent | Arrived | Gone:
+def for_driver(agent_handle: AgentHandle, mail: Mail) -> AgentEvent | Arrived | Gone:
+    """Return the event of an agent's mail, with the driver's handle of the agent."""
     match mail:
         case AgentReady(place=place):
             return Arrived(agent_handle=agent_handle, place=place)

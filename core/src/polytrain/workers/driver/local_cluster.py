@@ -17,7 +17,7 @@ from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import worker_capacity
-from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, delivery
+from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, for_driver
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, OpenedBytes, RankAssignment, StreamOrder
 from polytrain.workers.driver.group import AgentLauncher, Bundles, Mailbox
@@ -200,4 +200,4 @@ class LocalAgentLauncher(AgentLauncher):
     def _deliver(self, number: int, mail: Mail) -> None:
         agent_handle = self._handles.get(number)
         if agent_handle is not None:
-            self._mailbox.put(delivery(agent_handle, mail))
+            self._mailbox.put((for_driver(agent_handle, mail),))

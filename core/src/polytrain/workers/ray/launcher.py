@@ -36,7 +36,7 @@ from polytrain.workers.agents.agent_host import (
     Gone,
     LinksTried,
     NodeReturned,
-    delivery,
+    for_driver,
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
@@ -545,10 +545,10 @@ class RayAgentLauncher:
 
     async def _pass_on_mail(self, host: _Host) -> None:
         async for reference in host.actor.events.options(num_returns="streaming").remote():
-            for number, mail in await reference:
-                agent_handle = host.agents.get(number)
-                if agent_handle is not None and not host.is_replaced:
-                    self.mailbox.put(delivery(agent_handle, mail))
+            batch = await reference
+            if not host.is_replaced:
+                agents = host.agents
+                self.mailbox.put([for_driver(agents[n], mail) for n, mail in batch if n in agents])
 
     async def _await_return(self, host: _Host, node: str) -> None:
         """Use a lost node again once it answers, and end what has gone on there meanwhile."""
