@@ -26,10 +26,11 @@ from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
 from polytrain.workers.agents.agent_spec import PRELOAD_WITH_DATA
+from polytrain.workers.agents.calls import ForWorker, Leave, SendRoster, message_of
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import leave_message, roster_message, to_event
+from polytrain.workers.session.messages import to_event
 from polytrain_plugins import Backend, Job
 from polytrain_plugins.returned import demand_of
 
@@ -191,7 +192,7 @@ class _World:
                 self._offers[rank] = offer
                 if len(self._offers) == len(self._records):
                     roster = tuple(self._offers[r] for r in range(len(self._records)))
-                    self._tell_all(roster_message(roster))
+                    self._tell_all(SendRoster(attempt=0, offers=roster))
             case Reported() as report:
                 record.reports.append(report)
             case Failed() as failed:
@@ -199,11 +200,11 @@ class _World:
             case Done():
                 record.done = True
                 if all(other.done for other in self._records):
-                    self._tell_all(leave_message())
+                    self._tell_all(Leave(attempt=0))
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, call: ForWorker) -> None:
         for rank in range(len(self._records)):
-            self._processes.send(rank, message)
+            self._processes.send(rank, message_of(call))
 
     def _needs(self) -> tuple[Sequence[str], Mapping[str, str]]:
         """The modules and variables of the ranks' processes."""

@@ -15,18 +15,15 @@ from polytrain.checkpoint.parts import PartStaged, StagedPart
 from polytrain.events.attempt import Done, Drained, Event, Joined, Offered, Reported
 from polytrain.events.notices import PreemptionInfo
 from polytrain.policy.placement import NodeAddress, members
+from polytrain.workers.agents.calls import Acknowledge, DrainAttempt, Leave, SendRoster, message_of
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
 from polytrain.workers.session.messages import (
     done_message,
-    drain_message,
     drained_message,
     joined_message,
-    leave_message,
     offer_message,
     preemption_of,
     report_message,
-    roster_message,
-    settled_message,
     staged_message,
     to_event,
     to_part,
@@ -138,7 +135,7 @@ def test_a_staged_part_tells_all_that_its_checkpoint_will_say() -> None:
 
 
 def test_a_trainer_hears_which_checkpoint_is_settled() -> None:
-    assert over_the_wire(settled_message(7)) == ["settled", 7]
+    assert over_the_wire(message_of(Acknowledge(attempt=2, checkpoint=7))) == ["settled", 7]
 
 
 def test_an_unknown_message_is_an_error() -> None:
@@ -149,7 +146,7 @@ def test_an_unknown_message_is_an_error() -> None:
 def test_a_roster_becomes_the_world_of_each_rank() -> None:
     offers = (OFFER, Offer(), Offer(host="h", port=1))
     everybody = members([NodeAddress(node_id="n", host="h")] * 3, cpus=2, gpus=0)
-    message = over_the_wire(roster_message(offers))
+    message = over_the_wire(message_of(SendRoster(attempt=4, offers=offers)))
     world = world_from(message, attempt=4, members=everybody, rank=1)
     assert world.attempt == 4
     assert world.offers == offers
@@ -162,7 +159,7 @@ def test_a_channel_carries_messages_in_order() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender, receiver = SocketChannel(ours), SocketChannel(theirs)
-        sender.send(leave_message())
+        sender.send(message_of(Leave(attempt=0)))
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
         assert receiver.receive() == [
@@ -208,9 +205,9 @@ def test_a_preemption_arrives_as_it_was_sent(deadline_ms: int | None) -> None:
     preemption = PreemptionInfo(
         deadline_ms=deadline_ms, preempted_node_to_ranks={"node-b": [2, 3], "node-a": [0]}
     )
-    received = preemption_of(drain_message(preemption))
+    received = preemption_of(message_of(DrainAttempt(attempt=0, preemption=preemption)))
     assert received == preemption
     assert received is not None
     assert received.preempted_node_ids == ["node-a", "node-b"]
     assert received.preempted_ranks == [0, 2, 3]
-    assert preemption_of(drain_message()) is None
+    assert preemption_of(message_of(DrainAttempt(attempt=0))) is None

@@ -24,11 +24,11 @@ from polytrain.linux.processes import cpu_seconds, is_stopped
 from polytrain.linux.progress_page import Page, WorkerStage
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
+from polytrain.workers.agents.calls import Acknowledge, message_of
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import settled_message
 
 JOB = WorkerJob(
     spec=RunSpec(backend=Reference()), near_staging=None, checkpoints=Location.of("/nowhere")
@@ -116,7 +116,7 @@ class Answering:
 
     def receive(self) -> Message:
         self.seen.append(self._page.stage)
-        return settled_message(0)
+        return message_of(Acknowledge(attempt=0, checkpoint=0))
 
 
 def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:

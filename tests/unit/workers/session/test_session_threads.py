@@ -20,10 +20,10 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.errors import NotInWorkerError
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
+from polytrain.workers.agents.calls import Acknowledge, DrainAttempt, DropCopy, message_of
 from polytrain.workers.processes.channel import Message, SocketChannel
 from polytrain.workers.session.checkpoint_files import DEFAULT_HANDLING
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import drain_message, drop_copy_message, settled_message
 from polytrain.workers.session.session import WorkerSession
 from polytrain_plugins import Offer, World
 
@@ -91,7 +91,7 @@ def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Pat
         copies = session.survivor.copies
         assert copies is not None
         channel.look = copies.dropped
-        SocketChannel(ours).send(drop_copy_message(3, is_last=False))
+        SocketChannel(ours).send(message_of(DropCopy(attempt=0, number=3, is_last=False)))
         assert session.preemption() is None
         assert channel.looked is not None
         assert channel.looked.result(timeout=30) == [(3, False)]
@@ -111,7 +111,8 @@ def test_a_child_takes_no_message_for_which_its_parent_waits(
             child.setattr(os, "getpid", lambda: 0)
             assert session.newest_checkpoint() is None
         session.report_from_function({}, Checkpoint.from_directory(model), DEFAULT_HANDLING)
-        SocketChannel(ours).send(settled_message(0), drain_message())
+        calls = Acknowledge(attempt=0, checkpoint=0), DrainAttempt(attempt=0)
+        SocketChannel(ours).send(*map(message_of, calls))
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 0)
             for call in (session.newest_checkpoint, session.is_checkpoint_wanted):

@@ -43,6 +43,7 @@ from polytrain.workers.agents.calls import (
     DrainAttempt,
     DropCopy,
     FetchShared,
+    ForWorker,
     Kill,
     LaunchProcess,
     Leave,
@@ -56,6 +57,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     StreamOrder,
     WriteState,
+    message_of,
 )
 from polytrain.workers.agents.kept_copies import KeptCopies, Room
 from polytrain.workers.agents.node_checks import StorageCheck, versions_unlike
@@ -67,14 +69,6 @@ from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.loop_thread import in_daemon_thread
 from polytrain.workers.processes.zygote_client import ZygoteClient
 from polytrain.workers.session.job import JobMemory, LaunchOrder
-from polytrain.workers.session.messages import (
-    checkpoints_message,
-    drain_message,
-    drop_copy_message,
-    leave_message,
-    roster_message,
-    settled_message,
-)
 
 if TYPE_CHECKING:
     from polytrain.workers.agents.shard_cache import ShardCache
@@ -202,18 +196,18 @@ class Agent:
                 await self._launch(order, streams)
             case FetchShared(shared=shared):
                 await self._data.fetch(shared)
-            case SendRoster(attempt=attempt, offers=offers):
-                self._send(attempt, roster_message(offers))
+            case SendRoster(attempt=attempt):
+                self._send(call)
                 self._with_roster = attempt
-                if self._to_drain is not None and self._to_drain.attempt == attempt:
-                    self._send(attempt, drain_message(self._to_drain.preemption))
+                if self._to_drain is not None:
+                    self._send(self._to_drain)
             case DrainAttempt(attempt=attempt):
                 # The worker process reads it after the roster.
                 self._to_drain = call
                 if self._with_roster == attempt:
-                    self._send(attempt, drain_message(call.preemption))
-            case Leave(attempt=attempt):
-                await self._leave(attempt)
+                    self._send(call)
+            case Leave():
+                await self._leave(call)
             case Kill(attempt=attempt):
                 self._kill(attempt)
             case ReadStacks(attempt=attempt, pausing=pausing):
@@ -223,11 +217,11 @@ class Agent:
                 self.emit(stacks)
             case StoreRest(attempt=attempt, checkpoint=checkpoint, stored_already=stored_already):
                 self._parts.store_rest(attempt, checkpoint, stored_already)
-            case Acknowledge(attempt=attempt, checkpoint=checkpoint):
+            case Acknowledge(checkpoint=checkpoint):
                 self._parts.forget_copies(before=checkpoint)
-                self._send(attempt, settled_message(checkpoint))
-            case SendCheckpoints(attempt=attempt, number=number, checkpoints=checkpoints):
-                self._send(attempt, checkpoints_message(number, checkpoints))
+                self._send(call)
+            case SendCheckpoints() | DropCopy():
+                self._send(call)
             case ReadKept(attempt=attempt):
                 self._read_kept(attempt)
             case WriteState(attempt=attempt):
@@ -240,8 +234,6 @@ class Agent:
             case SendCopies(attempt=attempt, number=number, common=common):
                 worker = self._connection_of(attempt)
                 self._sent.send_from(attempt, number, common, worker.copies if worker else {})
-            case DropCopy(attempt=attempt, number=number, is_last=is_last):
-                self._send(attempt, drop_copy_message(number, is_last=is_last))
             case _:
                 assert_never(call)
 
@@ -331,22 +323,22 @@ class Agent:
                 order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
             )
 
-    async def _leave(self, attempt: int) -> None:
+    async def _leave(self, call: Leave) -> None:
         """Request the worker process's end, and kill it after a timeout."""
-        worker = self._connection_of(attempt)
+        worker = self._connection_of(call.attempt)
         if worker is None:
             return
-        worker.child.send(leave_message())
+        self._send(call)
         await asyncio.sleep(self._spec.leave_timeout_s)
         if self._worker is worker:
             timed_out = LeaveTimedOut(
-                attempt=attempt,
+                attempt=call.attempt,
                 rank=self._rank,
                 after_s=self._spec.leave_timeout_s,
                 stacks=await worker.stacks(pausing=True),
             )
             self.emit(timed_out)
-            self._kill(attempt)
+            self._kill(call.attempt)
 
     async def _stacks(self, attempt: int, pausing: bool) -> str:
         worker = self._connection_of(attempt)
@@ -586,10 +578,11 @@ class Agent:
         part = replace(copy.part, checkpoint=checkpoint)
         self._parts.take(part, as_event or of_state(copy, is_copy=True))
 
-    def _send(self, attempt: int, message: Message) -> None:
-        worker = self._connection_of(attempt)
+    def _send(self, call: ForWorker) -> None:
+        """Pass a call on to the worker process of its attempt, if that is there."""
+        worker = self._connection_of(call.attempt)
         if worker is not None:
-            worker.child.send(message)
+            worker.child.send(message_of(call))
 
     def _connection_of(self, attempt: int) -> WorkerConnection | None:
         worker = self._worker

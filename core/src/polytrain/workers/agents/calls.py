@@ -28,6 +28,8 @@ from polytrain.events.attempt import (
 from polytrain.events.notices import PreemptionInfo
 from polytrain.events.output import BarMoved, Output
 from polytrain.linux.kept_states import KeptState
+from polytrain.workers.processes.channel import Message
+from polytrain.workers.session.messages import LEAVE
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -260,21 +262,10 @@ SurvivorEvent = (
     | CopySent
 )
 
-Call = (
-    SendRoster
-    | DrainAttempt
-    | Leave
-    | Kill
-    | ReadStacks
-    | StoreRest
-    | Acknowledge
-    | SendCheckpoints
-    | ReadKept
-    | WriteState
-    | StoreCopy
-    | SendCopies
-    | DropCopy
-)
+ForWorker = SendRoster | DrainAttempt | Leave | Acknowledge | SendCheckpoints | DropCopy
+"""A call that an agent passes on to the worker process."""
+
+Call = ForWorker | Kill | ReadStacks | StoreRest | ReadKept | WriteState | StoreCopy | SendCopies
 """A call that concerns the worker process of an attempt."""
 
 AgentCall = Call | LaunchProcess | FetchShared
@@ -292,3 +283,24 @@ AgentEvent = (
     | HealthEvent
 )
 """An event of an agent's worker process."""
+
+
+def message_of(call: ForWorker) -> Message:
+    """Return the message to the worker process."""
+    match call:
+        case SendRoster(offers=offers):
+            return ["roster", [[offer.host, offer.port, dict(offer.details)] for offer in offers]]
+        case DrainAttempt(preemption=preemption):
+            if preemption is None:
+                return ["drain"]
+            ranks_by_node = preemption.preempted_node_to_ranks.items()
+            nodes = {node: list(ranks) for node, ranks in ranks_by_node}
+            return ["drain", preemption.deadline_ms, nodes]
+        case Leave():
+            return LEAVE
+        case Acknowledge(checkpoint=checkpoint):
+            return ["settled", checkpoint]
+        case SendCheckpoints(number=number, checkpoints=checkpoints):
+            return ["checkpoints", number, [list(each) for each in checkpoints]]
+        case DropCopy(number=number, is_last=is_last):
+            return ["drop copy", number, is_last]

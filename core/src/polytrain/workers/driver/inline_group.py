@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import assert_never
 
 import pyarrow as pa
 
@@ -30,35 +29,11 @@ from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Starte
 from polytrain.events.driver import DriverEvent
 from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.policy.placement import NodeAddress, members
-from polytrain.workers.agents.calls import (
-    Acknowledge,
-    AgentEvent,
-    Call,
-    DrainAttempt,
-    DropCopy,
-    Kill,
-    Leave,
-    ReadKept,
-    ReadStacks,
-    SendCheckpoints,
-    SendCopies,
-    SendRoster,
-    StoreCopy,
-    StoreRest,
-    WriteState,
-)
+from polytrain.workers.agents.calls import AgentEvent, Call, ForWorker, Kill, message_of
 from polytrain.workers.driver.group import Handler, Mailbox, arrived
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import (
-    checkpoints_message,
-    drain_message,
-    leave_message,
-    roster_message,
-    settled_message,
-    to_event,
-    to_part,
-)
+from polytrain.workers.session.messages import to_event, to_part
 from polytrain.workers.session.worker_process import run_worker
 from polytrain_plugins import Demand, Member, changed_environment
 
@@ -129,33 +104,12 @@ class InlineGroup:
         self._killed = False
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
-        match call:
-            case SendRoster(offers=offers):
-                self._inbox.append(roster_message(offers))
-            case Acknowledge(checkpoint=checkpoint):
-                self._inbox.append(settled_message(checkpoint))
-            case SendCheckpoints(number=number, checkpoints=checkpoints):
-                self._inbox.append(checkpoints_message(number, checkpoints))
-            case DrainAttempt(preemption=preemption):
-                self._inbox.append(drain_message(preemption))
-            case Leave():
-                self._inbox.append(leave_message())
-            case Kill():
-                self._killed = True
-            case (
-                ReadStacks()
-                | StoreRest()
-                | ReadKept()
-                | WriteState()
-                | SendCopies()
-                | StoreCopy()
-                | DropCopy()
-            ):
-                # This thread can't dump its own stack while it trains; rank 0 has no rest to store;
-                # a lost process has no survivors.
-                pass
-            case _:
-                assert_never(call)
+        # The others have no effect here: this thread can't dump its own stack while it trains, rank
+        # 0 has no rest to store, and a lost process has no survivors.
+        if isinstance(call, ForWorker):
+            self._inbox.append(message_of(call))
+        elif isinstance(call, Kill):
+            self._killed = True
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._handle_mail(handle):

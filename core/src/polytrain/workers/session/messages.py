@@ -244,47 +244,18 @@ def to_event(
     raise ValueError(f"unknown message {message[:1]}")
 
 
-# From agent to worker process
+# From agent to worker process; `workers.agents.calls.message_of` returns these messages
 
-
-def roster_message(offers: tuple[Offer, ...]) -> Message:
-    return ["roster", [[offer.host, offer.port, dict(offer.details)] for offer in offers]]
-
-
-def leave_message() -> Message:
-    return ["leave"]
-
-
-def drain_message(preemption: PreemptionInfo | None = None) -> Message:
-    """Return the message that asks for a last checkpoint; see `preemption_of`."""
-    if preemption is None:
-        return ["drain"]
-    nodes = {node: list(ranks) for node, ranks in preemption.preempted_node_to_ranks.items()}
-    return ["drain", preemption.deadline_ms, nodes]
+LEAVE: Message = ["leave"]
 
 
 def preemption_of(message: Message) -> PreemptionInfo | None:
-    """Return the preemption that is the reason of a `drain_message`, if any is."""
+    """Return the preemption that is the reason of a "drain" message, if any is."""
     match message:
         case ["drain", deadline_ms, nodes]:
             return PreemptionInfo(deadline_ms=deadline_ms, preempted_node_to_ranks=nodes)
         case _:
             return None
-
-
-def settled_message(checkpoint: int) -> Message:
-    """Return the message that this checkpoint is committed or dropped."""
-    return ["settled", checkpoint]
-
-
-def drop_copy_message(number: int, *, is_last: bool) -> Message:
-    """Return the message that a copy of the state is to be dropped; see `DropCopy`."""
-    return ["drop copy", number, is_last]
-
-
-def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
-    """Return the run's checkpoints as an answer: path, metrics and status of each."""
-    return ["checkpoints", number, [list(each) for each in checkpoints]]
 
 
 def world_from(

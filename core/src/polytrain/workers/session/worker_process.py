@@ -35,9 +35,9 @@ from polytrain.workers.processes.forked import open_streams
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
+    LEAVE,
     done_message,
     joined_message,
-    leave_message,
     offer_message,
     world_from,
 )
@@ -119,7 +119,7 @@ def run_worker(
             enter(WorkerStage.DONE)
             channel.send(done_message(session.stalled_s, session.copied_s, returned))
             # Don't close the collective while a slower rank may need it.
-            while channel.receive() != leave_message():
+            while channel.receive() != LEAVE:
                 pass
     except passes:
         raise
