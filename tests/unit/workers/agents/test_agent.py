@@ -223,7 +223,7 @@ def test_an_attempt_starts_though_the_system_refuses_the_thread_that_deletes_cop
     """They are those of another rank."""
 
     async def test(agent: HeardAgent) -> None:
-        agent._kept_copies = kept = KeptCopies(tmp_path, Room())
+        agent.left._kept_copies = kept = KeptCopies(tmp_path, Room())
         refused = RuntimeError("can't start new thread")
         with monkeypatch.context() as limited:
             limited.setattr(threading.Thread, "start", Mock(side_effect=refused))

@@ -18,18 +18,14 @@ from typing import TYPE_CHECKING, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
-from polytrain.checkpoint.staging import COPIES
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
-    CopiesHeld,
     Exited,
     Failed,
-    KeptRead,
     LeaveTimedOut,
     Stacks,
     Started,
-    StateUnwritten,
     Unkillable,
 )
 from polytrain.linux.nvidia_gpus import GpuMeter
@@ -59,11 +55,11 @@ from polytrain.workers.agents.calls import (
     WriteState,
     message_of,
 )
-from polytrain.workers.agents.kept_copies import KeptCopies, Room
+from polytrain.workers.agents.kept_copies import Room
+from polytrain.workers.agents.left_states import LeftStates
 from polytrain.workers.agents.node_checks import StorageCheck, versions_unlike
-from polytrain.workers.agents.part_storer import AsEvent, PartStorer, if_undamaged, of_state
+from polytrain.workers.agents.part_storer import AsEvent, PartStorer
 from polytrain.workers.agents.rank_data import RankData
-from polytrain.workers.agents.sent_copies import Copy, Neighbour, Piece, SentCopies, Whole
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.loop_thread import in_daemon_thread
@@ -131,19 +127,10 @@ class Agent:
 
         self._to_drain: DrainAttempt | None = None
         self._data = RankData()
-        self._last: WorkerConnection | None = None
-        """The newest connection, whose kept states outlive it."""
-
-        self._asked: WriteState | None = None
-        """The request for a state that the worker process hasn't answered."""
-
-        self._sent = SentCopies(emit)
-        self._room = room
-        self._kept_copies: KeptCopies | None = None
-        """Copies of ranks on another host; None until one arrives."""
-
-        self._launched = -1
-        """The newest attempt that was launched."""
+        self.left = LeftStates(
+            self._parts, room, host=place.host, emit=emit, take_part=self.take_part
+        )
+        """What the training leaves if it is cut off."""
 
         self._newest_part = 0
         """The highest number of a checkpoint whose part was staged here."""
@@ -160,25 +147,10 @@ class Agent:
             versions = asyncio.to_thread(versions_unlike, self._spec.versions)
             _, unusable, others = await asyncio.gather(connecting, check.problem(), versions)
         self._scratch = Scratch.hold(self._spec.token)
+        self.left.scratch = self._scratch.path
         return replace(
             self._place, unusable=self._place.unusable or unusable, other_versions=others
         )
-
-    def meet(self, neighbour: Neighbour | None) -> None:
-        """Send copies of the rank's state to another host from now on; None ends that."""
-        self._sent.neighbour = neighbour
-
-    async def keep(self, sent: Piece | Whole) -> None:
-        """Keep what the agent of a rank on another host sends of a copy.
-
-        Raises:
-            OSError: there is no room for it.
-            ValueError: it isn't of this attempt.
-        """
-        assert self._scratch is not None
-        if self._kept_copies is None:
-            self._kept_copies = KeptCopies(self._scratch.path, self._room, self._launched)
-        await asyncio.to_thread(self._kept_copies.take, sent)
 
     async def carry_out(self, call: AgentCall, assignment: RankAssignment | None = None) -> None:
         """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.
@@ -192,6 +164,7 @@ class Agent:
             case LaunchProcess(order=order, streams=streams):
                 if assignment is not None:
                     self._assignment = assignment
+                    self.left.rank = assignment.rank
                     self._data.request(assignment.data)
                 await self._launch(order, streams)
             case FetchShared(shared=shared):
@@ -223,71 +196,15 @@ class Agent:
             case SendCheckpoints() | DropCopy():
                 self._send(call)
             case ReadKept(attempt=attempt):
-                self._read_kept(attempt)
+                self.left.read_kept(attempt, is_alive=self._connection_of(attempt) is not None)
             case WriteState(attempt=attempt):
-                self._ask_for_state(call)
-            case StoreCopy(of_rank=rank):
-                if rank is None:
-                    self._store_copy(call)
-                else:
-                    self._store_kept_copy(call, rank)
-            case SendCopies(attempt=attempt, number=number, common=common):
-                worker = self._connection_of(attempt)
-                self._sent.send_from(attempt, number, common, worker.copies if worker else {})
+                self.left.ask(call, self._connection_of(attempt))
+            case StoreCopy():
+                self.left.store_copy(call)
+            case SendCopies(attempt=attempt):
+                self.left.send_copies(call, self._connection_of(attempt))
             case _:
                 assert_never(call)
-
-    def _read_kept(self, attempt: int) -> None:
-        last = self._last_of(attempt)
-        read = KeptRead(
-            attempt=attempt,
-            rank=self._rank,
-            states=() if last is None or last.kept is None else last.kept.read(),
-            is_alive=self._connection_of(attempt) is not None,
-        )
-        self.emit(read)
-
-    def _ask_for_state(self, call: WriteState) -> None:
-        worker, why = self._connection_of(call.attempt), "its process is gone"
-        if worker is not None and worker.kept is not None:
-            try:
-                worker.kept.ask(call)
-            except OSError as error:
-                why = f"it can't be asked: {error}"
-            else:
-                self._asked = call
-                loop = asyncio.get_running_loop()
-                loop.call_later(call.limit_s, self._state_is_late, call)
-                return
-        self._emit_unwritten(call.attempt, why)
-
-    def _state_is_late(self, call: WriteState) -> None:
-        if self._asked is call:
-            self._asked = None
-            self._emit_unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
-
-    def not_written(self, checkpoint: int, why: str) -> None:
-        """Report that a survivor can't write its state, unless it is reported to be late."""
-        asked = self._asked
-        if asked is not None and asked.checkpoint == checkpoint:
-            self._asked = None
-            self._emit_unwritten(asked.attempt, why)
-
-    def _emit_unwritten(
-        self, attempt: int, why: str, *, is_copy: bool = False, rank: int | None = None
-    ) -> None:
-        whose = self._rank if rank is None else rank
-        self.emit(StateUnwritten(attempt=attempt, rank=whose, reason=why, is_copy=is_copy))
-
-    def copied(self, copies: Mapping[int, Copy]) -> None:
-        """Send a copy to another host, if it is this one's turn."""
-        self._sent.made(copies)
-
-    def take_state(self, state: Copy) -> None:
-        """Store what a survivor has written, unless it comes too late."""
-        asked, self._asked = self._asked, None
-        if asked is not None and asked.checkpoint == state.part.checkpoint:
-            self.take_part(state.part, of_state(state, is_copy=False))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._newest_killed:
@@ -305,7 +222,7 @@ class Agent:
         except Exception as error:  # any error of the storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
-        await self._delete_copies(before=order.attempt)
+        await self.left.launched(order.attempt)
         try:
             await self._zygotes.connect()
         except OSError as error:
@@ -385,7 +302,6 @@ class Agent:
             The node's zygote if this agent started it. It lives while other agents use it.
         """
         zygote = self._zygotes.close()
-        self._sent.stop()
         # It may keep files that releasing the scratch directory deletes.
         self._parts.close()
         if self._scratch is not None:
@@ -393,7 +309,7 @@ class Agent:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-        self._forget_kept()
+        self.left.close()
         if self._gpu_meter is not None:
             self._gpu_meter.close()
         await self._data.release()
@@ -446,25 +362,12 @@ class Agent:
         finally:
             for handed_over in lines:
                 handed_over.close()
-        self._forget_kept()
-        self._worker = self._last = worker
+        self.left.begun(worker)
+        self._worker = worker
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines), self._spec.route))
         self.emit(Started(attempt=order.attempt, rank=self._rank))
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
-
-    async def _delete_copies(self, *, before: int) -> None:
-        """Delete the copies of attempts before one: it needs the room."""
-        assert self._scratch is not None
-        await self._sent.launched(before, self._rank, self._scratch.path)
-        self._launched = max(before, self._launched)
-        if self._kept_copies is not None:
-            await in_daemon_thread(self._kept_copies.launched, before, else_here=True)
-
-    def _forget_kept(self) -> None:
-        if self._last is not None and self._last.kept is not None:
-            self._last.kept.close()
-        self._last = self._asked = None
 
     def _give_up(self, worker: WorkerConnection) -> None:
         """Stop waiting for a killed process, which won't run its code again."""
@@ -484,10 +387,8 @@ class Agent:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
-        if self._asked is not None and self._asked.attempt == worker.attempt:
-            # Another survivor may have the time that is left.
-            self.not_written(self._asked.checkpoint, f"its process has ended: {how}")
-        self._take_copies(worker)
+        unused = max(self._newest_part + 1, worker.order.first_checkpoint)
+        self.left.ended(worker, how, unused_number=unused)
         ended_at = min(now, worker.child.ended_at or now)
         conclude = self._conclude(worker, how, killed, ended_at)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
@@ -525,59 +426,6 @@ class Agent:
         else:
             self.emit(misplaced)
 
-    def _take_copies(self, worker: WorkerConnection) -> None:
-        """Store the newest copy of the state of a training that was cut off.
-
-        Of several ranks, the driver chooses one that all have.
-        """
-        self._sent.stop()
-        if not worker.copies or worker.has_finished:
-            return
-        if len(worker.order.members) > 1:
-            numbers = tuple(sorted({*worker.copies, *self._sent.there}))
-            held = CopiesHeld(attempt=worker.attempt, rank=self._rank, numbers=numbers)
-            self.emit(held)
-            return
-        number = max(self._newest_part + 1, worker.order.first_checkpoint)
-        self._take_copy(worker, max(worker.copies), checkpoint=number)
-
-    def _store_copy(self, call: StoreCopy) -> None:
-        last = self._last_of(call.attempt)
-        if last is not None and call.number in last.copies:
-            self._take_copy(last, call.number, checkpoint=call.checkpoint)
-        elif last is not None and call.number in self._sent.there:
-            self._store_as(self._sent.there[call.number], call.checkpoint)
-        else:
-            self._emit_unwritten(
-                call.attempt, f"it has no copy of step {call.number}", is_copy=True
-            )
-
-    def _store_kept_copy(self, call: StoreCopy, rank: int) -> None:
-        """Store the copy of a rank that is lost with its agent."""
-        kept = self._kept_copies
-        found = None if kept is None else kept.copy(call.attempt, rank, call.number)
-        if found is None:
-            why = f"{self._place.host} has no copy of step {call.number}"
-            self._emit_unwritten(call.attempt, why, is_copy=True, rank=rank)
-            return
-        copy, hashes = found
-        checked = if_undamaged(of_state(copy, is_copy=True), hashes, host=self._place.host)
-        self._store_as(copy, call.checkpoint, checked)
-
-    def _take_copy(self, worker: WorkerConnection, number: int, *, checkpoint: int) -> None:
-        assert self._scratch is not None
-        copy = worker.copies[number]
-        misplaced = misplaced_part(copy.part, scratch=self._scratch.path / COPIES, near=None)
-        if misplaced is not None:
-            self.emit(misplaced)
-            self._emit_unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
-            return
-        self._store_as(copy, checkpoint)
-
-    def _store_as(self, copy: Copy, checkpoint: int, as_event: AsEvent | None = None) -> None:
-        part = replace(copy.part, checkpoint=checkpoint)
-        self._parts.take(part, as_event or of_state(copy, is_copy=True))
-
     def _send(self, call: ForWorker) -> None:
         """Pass a call on to the worker process of its attempt, if that is there."""
         worker = self._connection_of(call.attempt)
@@ -587,11 +435,6 @@ class Agent:
     def _connection_of(self, attempt: int) -> WorkerConnection | None:
         worker = self._worker
         return worker if worker is not None and worker.attempt == attempt else None
-
-    def _last_of(self, attempt: int) -> WorkerConnection | None:
-        """Return an attempt's connection, also once its process has ended."""
-        last = self._last
-        return last if last is not None and last.attempt == attempt else None
 
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         if order.attempt <= self._newest_killed:

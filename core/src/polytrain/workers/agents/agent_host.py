@@ -123,10 +123,10 @@ class AgentHost:
         """Say to which agents on other hosts agents, by their numbers, send copies of states."""
         for number, neighbour in neighbours.items():
             if (agent := self._agents.get(number)) is not None:
-                agent.meet(neighbour)
+                agent.left.meet(neighbour)
 
     async def keep(self, number: int, sent: Piece | Whole) -> None:
-        """Have an agent keep what one on another host sends; see `Agent.keep`.
+        """Have an agent keep what one on another host sends; see `LeftStates.keep`.
 
         Raises:
             ConnectionError: it has ended.
@@ -134,7 +134,7 @@ class AgentHost:
         """
         if number not in self._agents:
             raise ConnectionError("the agent has ended")
-        await self._agents[number].keep(sent)
+        await self._agents[number].left.keep(sent)
 
     async def end(self, number: int) -> None:
         """End an agent, and release its resources."""

@@ -278,9 +278,9 @@ class WorkerConnection:
                 state = Copy(part, is_report, is_ahead, is_earlier)
                 if tag == "copied":
                     self.copies[part.checkpoint] = state
-                    self._agent.copied(self.copies)
+                    self._agent.left.copied(self.copies)
                 else:
-                    self._agent.take_state(state)
+                    self._agent.left.take_state(state)
             case ["uncopied", number]:
                 self.copies.pop(number, None)
             case ["uncopyable", number, why, is_last]:
@@ -293,7 +293,7 @@ class WorkerConnection:
                 )
                 self._agent.emit(refused)
             case ["unwritten", checkpoint, why]:
-                self._agent.not_written(checkpoint, why)
+                self._agent.left.not_written(checkpoint, why)
             case _:
                 return False
         return True
