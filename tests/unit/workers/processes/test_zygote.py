@@ -101,8 +101,8 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(
     started = []
     spawn = zygote.spawn
 
-    def spawned(request: ForkRequest) -> int:
-        started.append(spawn(request))
+    def spawned(request: ForkRequest, names: int) -> int:
+        started.append(spawn(request, names))
         return started[0]
 
     monkeypatch.setattr(zygote, "spawn", spawned)
@@ -390,6 +390,45 @@ def test_what_has_left_its_workers_session_goes_with_the_last_worker(tmp_path: P
         assert has_ended(daemon)
 
 
+SHARES = """
+import multiprocessing, os, signal, sys
+from multiprocessing.shared_memory import SharedMemory
+used = SharedMemory({used!r})
+made = SharedMemory(create=True, size=1)
+lock = multiprocessing.get_context("spawn").Lock()
+with open({file!r}, "w") as file:
+    file.write(made.name + " sem." + lock._semlock.name[1:])
+os.rename({file!r}, {file!r} + ".names")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_what_a_killed_worker_has_shared_under_a_name_goes_with_it(
+    start: str, tmp_path: Path
+) -> None:
+    """The next attempt may use the same name, and the node's memory isn't endless."""
+    file, drivers = tmp_path / "worker.names", Path(f"/dev/shm/{secrets.token_hex(8)}")
+    drivers.write_bytes(b"d")
+    with ExitStack() as stack:
+        stack.callback(drivers.unlink)
+        connection = stack.enter_context(zygote_that(start, tmp_path))
+        code = SHARES.format(used=drivers.name, file=str(file.with_suffix("")))
+        for number in range(2):
+            run_in_worker(connection, number, f"exec({code!r}, {{}})")
+            assert eventually(file.exists)
+            made = [Path("/dev/shm", name) for name in file.read_text().split()]
+            file.unlink()
+            assert all(each.exists() for each in made)
+            if number == 0:
+                connection.request(["kill", number])
+                assert SocketChannel(connection.socket).receive()[:2] == ["ended", number]
+            else:
+                connection.close()
+            assert not any(each.exists() for each in made)
+        assert drivers.exists()
+
+
 CLIENT = """
 import socket, sys
 connection = socket.socket(socket.AF_UNIX)
@@ -407,7 +446,7 @@ def test_what_has_ended_takes_no_new_worker_with_it() -> None:
         assert connection.pid is not None
         name = connection.socket.getpeername()[1:].decode()
         # The worker's own descriptors take their numbers, and the number of the client.
-        others = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+        others = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(6)]
         for other in others:
             other.connect(connection.socket.getpeername())
         client = stack.enter_context(

@@ -26,6 +26,7 @@ from polytrain.linux.blas_threads import start_blas_threads
 from polytrain.linux.processes import die_with_parent, kill_session
 from polytrain.linux.progress_page import write_to
 from polytrain.observe.stacks import be_readable
+from polytrain.workers.processes.named_memory import have_names_tracked
 from polytrain.workers.processes.reseeding import reseed
 from polytrain.workers.processes.zygote_connection import started_interpreter
 
@@ -105,8 +106,14 @@ _REMOVALS = [
 ]
 
 
-def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:
-    """Turn a forked copy of the zygote into a worker process. Never returns."""
+def become_worker(
+    request: ForkRequest, variables: Mapping[str, str], parent: int, names: int
+) -> NoReturn:
+    """Turn a forked copy of the zygote into a worker process. Never returns.
+
+    Args:
+        names: descriptor to which it sends the names of what it shares.
+    """
     try:
         ignore_children()
         leave_finalizers()
@@ -114,7 +121,8 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         die_with_parent(parent)
         os.dup2(request.stdout, 1)
         os.dup2(request.stderr, 2)
-        close_all_but({0, 1, 2, request.connection, request.page, *request.others})
+        close_all_but({0, 1, 2, request.connection, request.page, names, *request.others})
+        have_names_tracked(names)
         _open_text()
         _have_interrupts_raised()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -171,9 +179,9 @@ def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoRetu
         os._exit(code)
 
 
-def spawn(request: ForkRequest) -> int:
+def spawn(request: ForkRequest, names: int) -> int:
     """Spawn a worker process with a new interpreter, which imports everything itself."""
-    descriptors = (request.connection, request.page, *request.others)
+    descriptors = (names, request.connection, request.page, *request.others)
     process = started_interpreter(
         __name__,
         run_spawned.__name__,
@@ -197,7 +205,8 @@ def run_spawned(entry: str, argv: Sequence[str], *descriptors: int) -> NoReturn:
     take_any_text()
     _have_interrupts_raised()
     sys.argv[:] = argv
-    connection, page, *others = descriptors
+    names, connection, page, *others = descriptors
+    have_names_tracked(names)
     run_and_exit(entry, connection, page, *others)
 
 

@@ -70,6 +70,7 @@ from polytrain.workers.processes.forked import (
     take_any_text,
     watched,
 )
+from polytrain.workers.processes.named_memory import NamedMemory
 from polytrain.workers.processes.preload import (
     Answer,
     CodeFiles,
@@ -90,6 +91,7 @@ class _Worker:
     pid: int
     pidfd: int
     client: socket.socket
+    named_memory: NamedMemory
     killed: bool = False
     """Whether it was alive when a client requested to kill it."""
 
@@ -147,6 +149,8 @@ class Zygote:
         if self._preloaded is not None:
             self._preloaded.end()
         kill_children(lambda pid: True)
+        for worker in self._workers.values():
+            worker.named_memory.remove()
 
     def _serve_source(self, source: Any) -> None:
         if self.listener is not None and source is self.listener:
@@ -161,6 +165,8 @@ class Zygote:
             self._preloaded_ended(self._preloaded)
         elif source in self._workers:
             self._reap(self._workers[source])
+        elif isinstance(source, NamedMemory):
+            source.read()
         else:
             for client in self._clients.of_process(source):
                 self._serve_the_rest(client)
@@ -246,6 +252,8 @@ class Zygote:
         os.close(worker.pidfd)
         del self._workers[worker.pidfd]
         self._kill_strays(worker.pid)
+        self._selector.unregister(worker.named_memory)
+        worker.named_memory.remove()
         if worker.client in self._clients:
             how = describe_exit(status)
             self._answer(worker.client, ["ended", worker.id, how, worker.killed])
@@ -321,27 +329,34 @@ class Zygote:
             else:
                 return
         try:
-            pid = self._forked(fork_order)
-            pidfd = watched(pid)
+            with contextlib.ExitStack() as unless_forked:
+                named_memory = NamedMemory()
+                unless_forked.callback(named_memory.close)
+                pid = self._forked(fork_order, named_memory.writer)
+                pidfd = watched(pid)
+                unless_forked.pop_all()
         except OSError as error:
             self._not_started(client, fork_order.id, error)
             return
         self._answer(client, ["forked", fork_order.id, pid])
-        self._workers[pidfd] = _Worker(id=fork_order.id, pid=pid, pidfd=pidfd, client=client)
+        self._workers[pidfd] = _Worker(
+            id=fork_order.id, pid=pid, pidfd=pidfd, client=client, named_memory=named_memory
+        )
         self._selector.register(pidfd, selectors.EVENT_READ)
+        self._selector.register(named_memory, selectors.EVENT_READ)
 
     def _not_started(self, client: socket.socket, process_id: int, error: OSError) -> None:
         how = f"could not be started: {error.strerror}"
         self._answer(client, ["ended", process_id, how, False])
 
-    def _forked(self, request: ForkRequest) -> int:
+    def _forked(self, request: ForkRequest, names: int) -> int:
         # A forked child would inherit other threads' locks and an unusable device context.
         if thread_count() > 1 or holds_device():
-            return spawn(request)
+            return spawn(request, names)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            become_worker(request, self.variables, parent)
+            become_worker(request, self.variables, parent, names)
         return pid
 
 
