@@ -20,7 +20,13 @@ from torch.utils.data import DistributedSampler, Sampler
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import from_rank_0
-from polytrain_torch.loaders.users_samplers import SetEpoch, has_length, length_of, samplers_in
+from polytrain_torch.loaders.users_samplers import (
+    SetEpoch,
+    has_length,
+    length_of,
+    passes_before,
+    samplers_in,
+)
 from polytrain_torch.randomness import (
     RandomStream,
     generators_of,
@@ -209,20 +215,18 @@ class DrawnItems(EpochSampler):
 
         Each piece except the last has a multiple of `per_round` items.
         """
-        seed = seed_of(f"{self.cursor.position.plan.seed} {epoch.number}", octets=7)
-        for each in samplers_in(self.sampler):
-            if isinstance(set_epoch := getattr(each, "set_epoch", None), SetEpoch):
-                set_epoch.begin(epoch.number)
-            for generator in generators_of(each):
-                seed_generator(generator, seed)
         at_once = _PIECE
         if has_length(self.sampler):
             # More than its length, so that there is one piece.
             at_once = max(_PIECE, len(self.sampler) + 1)
         size = per_round * -(-at_once // per_round)
-        stream, skipped = RandomStream(seed), epoch.start
+        skipped = epoch.start
+        for earlier in passes_before(self.sampler, epoch.number):
+            stream, items = self._begun(earlier)
+            with stream.used():
+                deque(islice(items, size), maxlen=0)
+        stream, items = self._begun(epoch.number)
         with stream.used():
-            items = iter(self.sampler)
             first = list(islice(items, division()[0]))
         items = chain(first, items)
         is_last = False
@@ -231,6 +235,18 @@ class DrawnItems(EpochSampler):
                 piece = list(islice(items, skipped, skipped + size))
             skipped, is_last = 0, len(piece) < size
             yield _Drawn(piece, first, is_last)
+
+    def _begun(self, epoch: int) -> tuple[RandomStream, Iterator[Any]]:
+        """Begin an epoch of the sampler; return the random numbers that it draws from, as well."""
+        seed = seed_of(f"{self.cursor.position.plan.seed} {epoch}", octets=7)
+        for each in samplers_in(self.sampler):
+            if isinstance(set_epoch := getattr(each, "set_epoch", None), SetEpoch):
+                set_epoch.begin(epoch)
+            for generator in generators_of(each):
+                seed_generator(generator, seed)
+        stream = RandomStream(seed)
+        with stream.used():
+            return stream, iter(self.sampler)
 
     def _stopping(
         self, mine: Sequence[Any], start: int, stops: deque[Stop], *, ranks: int = 1

@@ -13,6 +13,8 @@ class SetEpoch:
     def __init__(self, own: Callable[[int], Any]) -> None:
         self._own = own
         self._is_called = False
+        self.passes = 0
+        """Number of epochs that were drawn from the sampler."""
 
     def __call__(self, epoch: int) -> None:
         self._is_called = True
@@ -31,6 +33,22 @@ def let_set_epoch(sampler: Any) -> None:
         if not isinstance(own, SetEpoch):
             with contextlib.suppress(AttributeError):  # a list, or a class with slots
                 each.set_epoch = SetEpoch(own)
+
+
+def passes_before(sampler: Any, epoch: int) -> range:
+    """Return the epochs that a sampler has yet to be drawn from before this one, after a restart.
+
+    It may keep something from one to the next, such as a list that it shuffles in place. torch's
+    own don't, and one without a length may be endless.
+    """
+    kinds = {type(each).__module__.partition(".")[0] for each in samplers_in(sampler)}
+    set_epoch = getattr(sampler, "set_epoch", None)
+    if kinds <= {"torch", "polytrain_torch"} or not has_length(sampler):
+        return range(0)
+    if not isinstance(set_epoch, SetEpoch):  # a list, or a class with slots
+        return range(0)
+    before, set_epoch.passes = range(set_epoch.passes, epoch), epoch + 1
+    return before
 
 
 def _ignore_epoch(epoch: int) -> None:
