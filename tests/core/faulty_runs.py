@@ -32,6 +32,7 @@ class Run:
     root: Path
     retry_s: float = 0.0
     max_failures: int = 0
+    kept: int = KEPT
 
     def __post_init__(self) -> None:
         self.filesystem = FaultyFileSystem(self.root)
@@ -51,7 +52,7 @@ class Run:
                 storage_filesystem=self.filesystem,
                 storage_timeout_s=self.retry_s,
                 failure_config=FailureConfig(max_failures=self.max_failures),
-                checkpoint_config=CheckpointConfig(num_to_keep=KEPT, checkpoint_frequency=1),
+                checkpoint_config=CheckpointConfig(num_to_keep=self.kept, checkpoint_frequency=1),
                 observers=(self.committed,),
                 progress=False,
             ),
@@ -80,7 +81,7 @@ class Run:
         assert self.accepted() <= intact
         for committed in self.committed.directories:
             newer = [directory for directory in intact if age(directory) > age(committed)]
-            assert committed in intact or len(newer) >= KEPT, f"{committed} is missing"
+            assert committed in intact or len(newer) >= self.kept, f"{committed} is missing"
 
 
 def age(directory: str) -> list[int]:

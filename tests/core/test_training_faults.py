@@ -19,6 +19,7 @@ from tests.faulty_storage import (
     Once,
     Short,
     full,
+    out,
 )
 from tests.sweeps import Selected
 
@@ -260,6 +261,23 @@ def test_whatever_a_call_is_in_the_middle_of_a_reader_sees_only_checkpoints(
     assert len(seen) == len(calls)
     for kept, accepted, intact in seen:
         assert kept <= accepted <= intact
+
+
+def test_what_cannot_be_deleted_delays_no_commit_and_is_deleted_after_the_next(
+    tmp_path: Path,
+) -> None:
+    """As on NFS, while a process of this machine has a file open."""
+    run, refused = Run(tmp_path, retry_s=1, kept=1), []
+
+    def fault(number: int, call: Call) -> None:
+        is_early = len(run.committed.directories) < ROUNDS
+        if is_early and call.kind == "rm" and "000000-1.0/coef" in call.path:
+            refused.append(call)
+            raise out()
+
+    run.fit(fault)
+    assert len(refused) == 1
+    assert [each.name for each in run.directory.glob("checkpoints/*")] == ["checkpoint_000002-1.0"]
 
 
 def test_a_full_storage_is_called_full(tmp_path: Path, calls: list[Call]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
@@ -22,6 +22,7 @@ from polytrain.checkpoint.parts import (
     storage_message,
 )
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import Failed
 from polytrain.output.observers import Observers
@@ -67,6 +68,9 @@ class CheckpointCoordinator:
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part waits for rank 0's."""
 
+    _undeleted: list[str] = field(default_factory=list)
+    """Directories that couldn't be deleted; for the thread of the background tasks alone."""
+
     def next_start(self, attempt: int) -> StartingPoint:
         """Return the next attempt's starting point, and drop the last one's staged parts.
 
@@ -91,7 +95,7 @@ class CheckpointCoordinator:
         self._waiting.clear()
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
         self.deadlines.set(Deadline.PARTS, None)
-        self.background_tasks.submit(partial(_sweep, self.manager, self._id_of(attempt)))
+        self.background_tasks.submit(partial(self._sweep, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
         self._retire()
 
@@ -276,7 +280,7 @@ class CheckpointCoordinator:
         if not is_good(manifest, self.manager.divergences):
             # A rank has found meanwhile that training had diverged.
             self._acknowledge(attempt, manifest.number, committed.ranks)
-            self.background_tasks.submit(partial(self._delete, manifest.directory))
+            self.background_tasks.submit(partial(self._delete, [manifest.directory]))
             return
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
@@ -294,9 +298,9 @@ class CheckpointCoordinator:
         self._acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
         if manifest.attempt_id > AttemptId(token=1, attempt=0) and self._sweeps_are_cheap:
             # A process of an earlier attempt may have been frozen until now.
-            self.background_tasks.submit(partial(_sweep, self.manager, manifest.attempt_id))
-        for directory in doomed:
-            self.background_tasks.submit(partial(self._delete, directory))
+            self.background_tasks.submit(partial(self._sweep, manifest.attempt_id))
+        if doomed:
+            self.background_tasks.submit(partial(self._delete, doomed))
 
     @property
     def _sweeps_are_cheap(self) -> bool:
@@ -314,8 +318,8 @@ class CheckpointCoordinator:
 
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""
-        for directory in self.manager.superseded():
-            self.background_tasks.submit(partial(self._delete, directory))
+        if doomed := self.manager.superseded():
+            self.background_tasks.submit(partial(self._delete, doomed))
 
     def _check_score(self, directory: str, metrics: Mapping[str, Any]) -> None:
         """Warn once if checkpoints can't be ranked as configured."""
@@ -377,20 +381,37 @@ class CheckpointCoordinator:
         self._release(part.checkpoint, is_void=True)
         directory = self.manager.drop(part.checkpoint, part.attempt)
         if directory is not None:
-            self.background_tasks.submit(partial(self._delete, directory))
+            self.background_tasks.submit(partial(self._delete, [directory]))
         everybody = range(self.manager.world_size)
         self._acknowledge(part.attempt, part.checkpoint, everybody)
         return self._commit_complete(part.rank)
 
-    def _delete(self, directory: str) -> None:
+    def _delete(self, directories: Sequence[str]) -> None:
+        """Delete checkpoints, and try one again that couldn't be deleted before."""
+        again, self._undeleted = self._undeleted[:1], self._undeleted[1:]
+        for directory in (*again, *directories):
+            try:
+                # Another driver's run may have started from it.
+                self.lease.check()
+                self._no_retry.delete(directory)
+            except RunOwnedError as error:
+                logger.warning("The checkpoint %s isn't deleted: %s", directory, error)
+            except OSError as error:
+                self._undeleted.append(directory)
+                logger.warning("The checkpoint %s can't be deleted: %s", directory, error)
+
+    def _sweep(self, attempt_id: AttemptId) -> None:
         try:
-            # Another driver's run may have started from it.
-            self.lease.check()
-            self.manager.store.delete(directory)
-        except RunOwnedError as error:
-            logger.warning("The checkpoint %s isn't deleted: %s", directory, error)
+            known = {each.directory for each in self.manager.checkpoints}
+            self._no_retry.sweep(before=attempt_id, known=known)
         except OSError as error:
-            logger.warning("The checkpoint %s can't be deleted: %s", directory, error)
+            logger.warning("What earlier attempts have left can't be deleted: %s", error)
+
+    @property
+    def _no_retry(self) -> CheckpointStore:
+        """The store for deletions: commits, which wait for their thread, are more urgent."""
+        location = self.manager.store.location
+        return CheckpointStore(location=replace(location, retry_s=0))
 
     def _id_of(self, attempt: int) -> AttemptId:
         return AttemptId(token=self.manager.token, attempt=attempt)
@@ -405,11 +426,3 @@ def lease_lost(error: RunOwnedError, *, attempt: int) -> Failed:
 def _mismatch(message: str, *, rank: int, attempt: int) -> Failed:
     failure = Failure(kind=FailureKind.CHECKPOINT_MISMATCH, rank=rank, message=message)
     return Failed(attempt=attempt, failure=failure)
-
-
-def _sweep(manager: CheckpointManager, attempt_id: AttemptId) -> None:
-    try:
-        known = {each.directory for each in manager.checkpoints}
-        manager.store.sweep(before=attempt_id, known=known)
-    except OSError as error:
-        logger.warning("What earlier attempts have left can't be deleted: %s", error)
