@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -281,6 +282,23 @@ def test_only_directories_that_a_run_has_made_are_removed(temporary: Path, holde
     after = files_below(home), files_below(elsewhere)
     assert not left.exists()
     assert after == ([name for name in before[0] if not name.startswith(left.name)], before[1])
+
+
+def test_what_cannot_be_removed_now_is_removed_by_the_next_run(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a deleted file in its directory while somebody has it open, as here the lock."""
+
+    def refuse(directory: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(directory))
+
+    scratch = Scratch.hold("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", refuse)
+        scratch.release()
+    assert len(runs(temporary)) == 1
+    Scratch.hold("b").release()
+    assert runs(temporary) == []
 
 
 def test_what_was_left_by_a_process_that_died_while_it_removed_is_removed(

@@ -189,7 +189,8 @@ def _remove_unless_held(directory: Path) -> None:
             doomed = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}")
             directory.rename(doomed)
             _remove(doomed)
-    except BlockingIOError:
+    except OSError:
+        # It is held, or can't be removed now: NFS keeps a deleted file while somebody has it open.
         return
     finally:
         os.close(lock)
