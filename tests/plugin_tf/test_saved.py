@@ -94,6 +94,27 @@ def test_layers_go_on_with_their_random_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(into(X, training=True), drawn)
 
 
+def test_layers_go_on_with_what_keras_sums_up_or_resets(tmp_path: Path) -> None:
+    """The weights of LoRA, and the states of a stateful layer."""
+    rows = np.random.default_rng(0).normal(size=(8, 5, 3))
+
+    def fit(model: Any) -> None:
+        model.fit(rows, rows.sum(axis=(1, 2)), batch_size=4, shuffle=False, verbose=0)
+
+    head = keras.layers.Dense(1)
+    lstm = keras.layers.LSTM(4, stateful=True)
+    model = keras.Sequential([keras.Input((5, 3), batch_size=4), lstm, head])
+    head.enable_lora(1)
+    model.compile(optimizer="adam", loss="mse")
+    fit(model)
+    save(model, tmp_path, Progress(epochs=1))
+    resumed = load_to_resume(tmp_path)
+    for each in (model, resumed):
+        fit(each)
+    for expected, weights in zip(model.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_array_equal(weights, expected)
+
+
 def test_a_model_alone_is_loaded(tmp_path: Path) -> None:
     """As a training function may have written it."""
     model = trained(epochs=1)

@@ -1,4 +1,4 @@
-"""Saves and loads Keras models, with the progress of training and the layers' random states.
+"""Saves and loads Keras models, with the progress of training and the layers' states.
 
 This uses only Keras, so it works with all of its backends.
 """
@@ -62,7 +62,7 @@ class Progress:
 
 
 def save(model: Any, directory: Path, progress: Progress) -> None:
-    """Write Keras's own file, with layers, weights and optimizer, and the progress and seeds.
+    """Write Keras's own file, the variables that it doesn't restore, and the progress.
 
     Equal models give equal files, so metrics are reset first. The model may be of tf_keras.
     """
@@ -71,8 +71,7 @@ def save(model: Any, directory: Path, progress: Progress) -> None:
         model.save(Path(scratch, MODEL_FILE))
         _write_normalised(Path(scratch, MODEL_FILE), directory / MODEL_FILE)
     if isinstance(model, keras.Model):
-        # Keras doesn't restore the random states of layers when it loads a model.
-        np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
+        np.savez(directory / _SEEDS_FILE, *map(storable, _left_out(model)))
         # It doesn't build an optimizer of a model's own either, and then leaves its state out.
         (directory / _OPTIMIZERS_FILE).write_text(json.dumps(_optimizers_of(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
@@ -129,7 +128,7 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
         ) from error
     # A training function may have written only the model.
     if (directory / _SEEDS_FILE).exists():
-        _load_seeds(model, directory)
+        _load_left_out(model, directory)
     return model
 
 
@@ -163,7 +162,7 @@ def load_to_resume(directory: Path, custom_objects: Mapping[str, Any] | None = N
 
 
 def load_into(model: Any, directory: Path) -> None:
-    """Load saved weights, optimizers and random states into a compiled model with built layers.
+    """Load saved weights, optimizers and states of layers into a compiled model with built layers.
 
     Raises:
         CheckpointError: a weight or an optimizer's state would be missing.
@@ -184,7 +183,7 @@ def load_into(model: Any, directory: Path) -> None:
                 "Keep each optimizer in an attribute of the model, and make it in the model's "
                 "__init__."
             ) from error
-    _load_seeds(model, directory)
+    _load_left_out(model, directory)
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -226,15 +225,30 @@ def storable(value: Any) -> Any:
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
-def _load_seeds(model: Any, directory: Path) -> None:
+def _load_left_out(model: Any, directory: Path) -> None:
     with np.load(directory / _SEEDS_FILE) as saved:
-        for seed, name in zip(_seeds(model), saved.files, strict=True):
-            seed.assign(saved[name])
+        for variable, name in zip(_left_out(model), saved.files, strict=True):
+            variable.assign(saved[name])
 
 
-def _seeds(model: Any) -> list[Any]:
-    """Return the states of the model's random number generators."""
-    return [each for each in model.variables if each.path.endswith("seed_generator_state")]
+def _left_out(model: Any) -> list[Any]:
+    """Return the variables that Keras doesn't restore when it loads a model.
+
+    It resets the states of random number generators and of stateful layers. Of a layer with LoRA it
+    saves the sum of its weights, and then begins with matrices of zeros, which never learn.
+    """
+    layers = nested_layers(model)
+    stateful = [each for each in layers if isinstance(each, keras.layers.RNN) and each.stateful]
+    return [
+        *(each for each in model.variables if each.path.endswith("seed_generator_state")),
+        *(state for layer in stateful for state in keras.tree.flatten(layer.states or [])),
+        *(
+            weight
+            for layer in layers
+            if getattr(layer, "lora_enabled", False)
+            for weight in layer.weights
+        ),
+    ]
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
