@@ -18,7 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.checkpoint.scratch import Scratch, temporary_directories_in
+from polytrain.checkpoint.scratch import (
+    Scratch,
+    directory_of_attempt,
+    temporary_directories_in,
+)
+from polytrain.checkpoint.staging import Stagings
 
 HOLD = """
 import sys
@@ -74,6 +79,34 @@ def test_a_directory_is_its_users_alone() -> None:
     for directory in (scratch.path, scratch.path.parent):
         assert directory.stat().st_mode & 0o777 == 0o700
     scratch.release()
+
+
+@pytest.mark.parametrize("deleted", [".", "run-run", "run-run/in-use"])
+def test_what_the_system_deletes_as_old_is_made_again(deleted: str, temporary: Path) -> None:
+    """A run may outlast what stays in the system's directory for temporary files."""
+    scratch = Scratch.hold("run")
+    home = scratch.path.parent
+
+    def delete() -> None:
+        path = home / deleted
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def make_attempt() -> None:
+        directory_of_attempt(scratch.path, rank=0, attempt=1)
+
+    def make_staged() -> None:
+        Stagings(scratch=scratch.path, near=None).new("checkpoint", 0)
+
+    for make in (make_attempt, make_staged, scratch.hold_again):
+        delete()
+        make()
+        for directory in (scratch.path, home):
+            assert directory.stat().st_mode & 0o777 == 0o700
+    Scratch.hold("next").release()
+    assert runs(temporary) == ["run"]
+    delete()
+    scratch.release()
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_directory_goes_with_its_last_holder(temporary: Path) -> None:

@@ -53,8 +53,18 @@ class Scratch:
                 _remove_unless_held(other)
         return cls(path, lock)
 
+    def hold_again(self) -> None:
+        """Create and lock the directory anew if it was deleted, or its lock: systems delete what
+        is old in their directory for temporary files."""
+        if not _is_lock_of(self._lock.fileno(), self.path):
+            old, self._lock = self._lock, _locked(self.path)
+            old.close()
+
     def release(self) -> None:
         """Release the lock. The last process to do so removes the directory."""
+        with contextlib.suppress(OSError):
+            # Without its lock file it would stay.
+            self.hold_again()
         self._lock.close()
         _remove_unless_held(self.path)
         with contextlib.suppress(OSError):
@@ -76,8 +86,16 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
     path = scratch / f"rank-{rank}" / str(attempt)
     if not path.exists():
         shutil.rmtree(path.parent, ignore_errors=True)
+        make_again(scratch)
         path.mkdir(parents=True)
     return path
+
+
+def make_again(directory: Path) -> None:
+    """Create a run's directory, and those above, if the system has deleted them as old."""
+    if not directory.exists():
+        make_again(directory.parent)
+        _make_own(directory)
 
 
 @contextlib.contextmanager

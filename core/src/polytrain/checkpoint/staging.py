@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, parse_directory_name
-from polytrain.checkpoint.scratch import OF_RUN
+from polytrain.checkpoint.scratch import OF_RUN, make_again
 from polytrain.storage.beneath import Beneath
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class Stagings:
             return staging
 
     def _root(self, source: Path | None) -> Path:
+        make_again(self.scratch)
         if self.near is None:
             return self.scratch
         with Beneath(self.near.parent).directory(self.near.name, make=True) as near:

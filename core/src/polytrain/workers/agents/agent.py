@@ -217,8 +217,10 @@ class Agent:
             message = f"its data can't be read: {type(error).__name__}: {error}"
             self._never_started(order, FailureKind.STARTUP, message)
             return
+        assert self._scratch is not None
         try:
-            order = await self._brought_near(order)
+            self._scratch.hold_again()
+            order = await _brought_near(order, self._scratch)
         except Exception as error:  # any error of the storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
@@ -319,17 +321,6 @@ class Agent:
     def _rank(self) -> int:
         assert self._assignment is not None, "nothing is launched before it has a rank"
         return self._assignment.rank
-
-    async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
-        start, scratch = order.start, self._scratch
-        if start.location is None or start.location.is_local or scratch is None:
-            return order
-
-        def bring() -> LaunchOrder:
-            with scratch.one_at_a_time("restore"):
-                return replace(order, start=brought_near(start, scratch.path))
-
-        return await in_daemon_thread(bring)
 
     def _fork(
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
@@ -447,3 +438,15 @@ class Agent:
 
     def _emit_no_start(self, attempt: int) -> None:
         self.emit(Exited(attempt=attempt, rank=self._rank, how="never started", killed=True))
+
+
+async def _brought_near(order: LaunchOrder, scratch: Scratch) -> LaunchOrder:
+    start = order.start
+    if start.location is None or start.location.is_local:
+        return order
+
+    def bring() -> LaunchOrder:
+        with scratch.one_at_a_time("restore"):
+            return replace(order, start=brought_near(start, scratch.path))
+
+    return await in_daemon_thread(bring)
