@@ -98,6 +98,15 @@ def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
     assert logs == {"rank_0.log": "a\nc\n", "rank_11.log": "b é\n"}
 
 
+def test_a_log_that_is_deleted_to_make_room_begins_anew(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "rank_0.log"
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        output.write(wrote("of last week\n"))
+        log.unlink()
+        output.write(wrote("of this week\n"))
+    assert log.read_text() == "of this week\n"
+
+
 def test_nothing_written_leaves_no_log(tmp_path: Path) -> None:
     with WorkerOutput(tmp_path / "logs", retry_s=30):
         pass

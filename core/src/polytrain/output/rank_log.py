@@ -91,6 +91,9 @@ class RankLog:
                 self._warn(error)
 
     def _append(self) -> None:
+        if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
+            # It was deleted, to make room: what is written there only takes more.
+            self.release()
         if self._descriptor is None:
             directory = self._path.parent
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
