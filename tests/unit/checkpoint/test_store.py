@@ -7,7 +7,7 @@ import hashlib
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +332,19 @@ def test_what_another_version_has_written_is_not_taken_for_damaged(
         another_version.setattr("polytrain.checkpoint.manifest.FORMAT", 99)
         commit(store, 0, model="weights")
     with pytest.raises(CheckpointError, match=r"another version.*format 99.*resume='never'"):
+        store.find(since_token=1)
+
+
+def test_a_field_of_a_later_version_is_no_damage(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is damaged is deleted after the next commit."""
+    with monkeypatch.context() as later_version:
+        later_version.setattr(
+            "polytrain.checkpoint.manifest.asdict", lambda made: {**asdict(made), "later": 1}
+        )
+        commit(store, 0, model="weights")
+    with pytest.raises(CheckpointError, match=r"another version.*'later' is unknown"):
         store.find(since_token=1)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polytrain.errors import DamagedFileError
 from polytrain.storage.protocol import expect_inside
 from polytrain.storage.typed_json import Count, Ranks, fitting
 from polytrain.text import strict_json
@@ -110,9 +111,9 @@ def parse_manifest(text: str | bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        UnknownFormatError: it has another format.
-        ValueError: it is incomplete or was changed, a field is no manifest's, or a file name in it
-            leads out of the checkpoint's directory; the message says which.
+        UnknownFormatError: it has another format, or a field that isn't this version's.
+        ValueError: it is incomplete or was changed, or a file name in it leads out of the
+            checkpoint's directory; the message says which.
     """
     fields = strict_json.loads(text)
     if not isinstance(fields, dict) or not {"format", "sha256", "manifest"} <= fields.keys():
@@ -122,8 +123,12 @@ def parse_manifest(text: str | bytes) -> Manifest:
         raise ValueError("its content isn't what was written")
     if version != FORMAT:
         raise UnknownFormatError(f"manifest format {version!r}, this version reads {FORMAT}")
+    try:
+        manifest = fitting(Manifest, body, file=MANIFEST_NAME)
+    except DamagedFileError as error:
+        # It is what was written.
+        raise UnknownFormatError(f"{error.field!r} {error.what}") from error
     # Anybody can write a valid hash.
-    manifest = fitting(Manifest, body, file=MANIFEST_NAME)
     for file in manifest.files:
         expect_inside(file.name)
     return manifest
