@@ -12,8 +12,13 @@ import pytest
 from polytrain import NotInWorkerError
 from polytrain.api.backend_checks import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
-from polytrain_lightgbm.known_parameters import KNOWN_PARAMETERS
-from polytrain_lightgbm.parameters import ALIASES, PARAMETERS_OF_FEATURES, parallel_params, without
+from polytrain_lightgbm.known_parameters import ALIASES
+from polytrain_lightgbm.parameters import (
+    PARAMETERS,
+    PARAMETERS_OF_FEATURES,
+    parallel_params,
+    without,
+)
 from polytrain_plugins import DatasetInfo, Job, Problem
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -71,6 +76,11 @@ def test_what_several_machines_fail_with_is_refused_in_every_spelling(parameter:
             [problem] = problems(params={name: given}).values()
             assert problem.field == f"params[{name!r}]"
             assert "several machines" in problem.what
+
+
+def test_positions_are_refused_where_lightgbm_would_ignore_them() -> None:
+    params = {"lambdarank_position_bias_regularization": 0.5}
+    assert "positions" in problems(params=params)[f"params[{next(iter(params))!r}]"].what
 
 
 def test_linear_trees_are_refused_in_every_spelling() -> None:
@@ -331,7 +341,7 @@ def every_name() -> list[str]:
 
 
 def test_every_name_that_lightgbm_has_is_known() -> None:
-    assert set(every_name()) <= set(KNOWN_PARAMETERS)
+    assert set(every_name()) <= PARAMETERS.names
 
 
 def test_no_name_of_lightgbms_passes_for_a_misspelt_one() -> None:
@@ -409,3 +419,14 @@ def test_bins_of_a_file_that_does_not_exist(tmp_path: Path) -> None:
     assert f"there is no file '{file}'" in problem.what
     file.write_text("[]")
     assert problems(params=params) == {}
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", 2.0])
+@pytest.mark.parametrize("name", ["extra_trees", "unbalance", "first_metric_only"])
+def test_switches_that_lightgbm_refuses_are_refused_before_workers_start(
+    name: str, value: Any
+) -> None:
+    problem = problems(params={name: value})[f"params[{name!r}]"]
+    assert f"true or false or + or -; got {value!r}" in problem.what
+    for allowed in (True, False, "true", "+", None):
+        assert problems(params={name: allowed}) == {}

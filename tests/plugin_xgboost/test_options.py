@@ -438,3 +438,21 @@ def test_a_column_has_one_first_score(params: dict[str, Any]) -> None:
     assert "one initial score for each row" in problem.what
     one = {"objective": "reg:quantileerror", "quantile_alpha": [0.5]}
     assert problems(label="y", base_margin="w", params=one) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("one_drop", "yes", (True, 0, "1", "False")),
+        ("grow_policy", "leaf", ("lossguide",)),
+        ("booster", ["dart"], ("gbtree", None)),
+        ("eval_metric", 5, ("auc", ("auc",))),
+        ("max_cached_hist_node", "few", (8,)),
+    ],
+)
+def test_what_xgboost_refuses_is_refused_before_workers_start(
+    name: str, value: Any, allowed: tuple[Any, ...]
+) -> None:
+    assert f"params[{name!r}]" in problems(label="y", params={name: value})
+    for each in allowed:
+        assert problems(label="y", params={name: each}) == {}

@@ -20,102 +20,23 @@ from polytrain.boosting.problems import (
     Range,
     parameter_problem,
 )
-from polytrain_lightgbm.known_parameters import COMMAND_LINE, KNOWN_PARAMETERS
+from polytrain_lightgbm.known_parameters import ALIASES, COMMAND_LINE, REAL, SWITCHES, WHOLE
 from polytrain_plugins import Job, Problem, unknown_name
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "bagging_fraction": ("sub_row", "subsample", "bagging"),
-    "bagging_freq": ("subsample_freq",),
-    "bagging_seed": ("bagging_fraction_seed",),
-    "bin_construct_sample_cnt": ("subsample_for_bin",),
-    "boosting": ("boosting_type", "boost"),
-    "config": ("config_file",),
-    "convert_model": ("convert_model_file",),
-    "data": (
-        "train",
-        "train_data",
-        "data_filename",
-        "train_data_file",
-    ),
-    "device_type": ("device",),
-    "drop_rate": ("rate_drop",),
-    "extra_trees": ("extra_tree",),
-    "feature_contri": ("feature_contrib", "fc", "fp", "feature_penalty"),
-    "feature_fraction": ("sub_feature", "colsample_bytree"),
-    "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
-    "forcedsplits_filename": (
-        *("fs", "forced_splits_filename", "forced_splits_file", "forced_splits"),
-    ),
-    "group_column": (
-        "group",
-        "query",
-        "group_id",
-        "query_id",
-        "query_column",
-    ),
-    "ignore_column": (
-        "blacklist",
-        "ignore_feature",
-    ),
-    "input_model": (
-        "model_in",
-        "model_input",
-    ),
-    "label_column": ("label",),
-    "lambda_l1": ("reg_alpha", "l1_regularization"),
-    "lambda_l2": ("reg_lambda", "lambda", "l2_regularization"),
-    "learning_rate": ("shrinkage_rate", "eta"),
-    "linear_tree": ("linear_trees",),
-    "max_bin": ("max_bins",),
-    "max_delta_step": ("max_tree_output", "max_leaf_output"),
-    "metric": ("metrics", "metric_types"),
-    "metric_freq": ("output_freq",),
-    "min_data_in_leaf": ("min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"),
-    "min_gain_to_split": ("min_split_gain",),
-    "min_sum_hessian_in_leaf": (
-        *("min_sum_hessian_per_leaf", "min_sum_hessian", "min_hessian", "min_child_weight"),
-    ),
-    "monotone_constraints": ("mc", "monotone_constraint", "monotonic_cst"),
-    "monotone_constraints_method": ("monotone_constraining_method", "mc_method"),
-    "monotone_penalty": ("monotone_splits_penalty", "ms_penalty", "mc_penalty"),
-    "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
-    "num_class": ("num_classes",),
-    "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),
-    "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
-    "objective": ("objective_type", "app", "application", "loss"),
-    "output_model": (
-        "model_out",
-        "model_output",
-    ),
-    "output_result": (
-        "name_pred",
-        "pred_name",
-        "predict_name",
-        "predict_result",
-        "prediction_name",
-        "prediction_result",
-    ),
-    "pos_bagging_fraction": ("pos_sub_row", "pos_subsample", "pos_bagging"),
-    "save_binary": (
-        "is_save_binary",
-        "is_save_binary_file",
-    ),
-    "seed": ("random_seed", "random_state"),
-    "snapshot_freq": ("save_period",),
-    "task": ("task_type",),
-    "top_k": ("topk",),
-    "tree_learner": ("tree", "tree_type", "tree_learner_type"),
-    "valid": (
-        "test",
-        "test_data",
-        "valid_data",
-        "test_data_file",
-        "valid_data_file",
-        "valid_filenames",
-    ),
-    "verbosity": ("verbose",),
-    "weight_column": ("weight",),
-}
+
+def parameter_names(name: str) -> tuple[str, ...]:
+    """Return a parameter's own name and its aliases."""
+    return (name, *ALIASES.get(name, ()))
+
+
+def own_name(name: str) -> str:
+    """Return the own name of a parameter, which may be given by an alias."""
+    return next((own for own, aliases in ALIASES.items() if name in aliases), name)
+
+
+def _all_names(names: Iterable[str]) -> list[str]:
+    return [each for name in names for each in parameter_names(name)]
+
 
 ROW_DRAWS = (
     *("bagging_fraction", "bagging_freq", "bagging_seed"),
@@ -124,43 +45,34 @@ ROW_DRAWS = (
 """The parameters that decide which rows a round uses."""
 
 # Parameters that the run sets, with LightGBM's aliases: names, meaning and remedy.
-_OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+_OURS: tuple[tuple[list[str], str, str], ...] = (
     (
-        ("num_machines", "num_machine"),
+        _all_names(["num_machines"]),
         "the number of workers",
         "Leave it out; ScalingConfig(num_workers=…) sets it",
     ),
     (
-        (
-            *("machines", "workers", "nodes", "local_listen_port", "local_port", "port"),
-            *("machine_list_filename", "machine_list_file", "machine_list", "mlist"),
-        ),
+        _all_names(["machines", "local_listen_port", "machine_list_filename"]),
         "an address of the workers, known only once they run",
         "Leave it out",
     ),
     (
-        ("pre_partition", "is_pre_partition"),
+        _all_names(["pre_partition"]),
         "how the rows are split, which is decided for the run as a whole",
         "Leave it out",
     ),
     (
-        ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change"),
+        _all_names(["early_stopping_round"]),
         "a rule that all workers must follow in the same round",
         "Use the option early_stopping_rounds",
     ),
     (
-        (
-            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round"),
-            *("num_rounds", "nrounds", "num_boost_round", "n_estimators", "max_iter"),
-        ),
+        _all_names(["num_iterations"]),
         "the number of rounds, restarts included",
         "Use the option num_boost_round",
     ),
     (
-        (
-            *("categorical_feature", "cat_feature", "categorical_column", "cat_column"),
-            "categorical_features",
-        ),
+        _all_names(["categorical_feature"]),
         "a list of columns, whose categories all workers must agree on",
         "Use the option categorical",
     ),
@@ -177,8 +89,12 @@ _NOT_IN_PARALLEL = {
         "LightGBM's learner for several machines fails with it (std::bad_alloc)"
     ),
     "forcedsplits_filename": "LightGBM's learner for several machines takes no forced splits",
+    "lambdarank_position_bias_regularization": (
+        "it is for the positions of rows, which no option names: each machine would learn biases "
+        "from its own rows"
+    ),
 }
-"""Parameter that LightGBM's data-parallel learner refuses or crashes with → the reason."""
+"""Parameter that LightGBM's data-parallel learner ignores, refuses or crashes with → the reason."""
 
 _XGBOOSTS = {
     "base_score": "boost_from_average",
@@ -187,19 +103,6 @@ _XGBOOSTS = {
     "gamma": "min_gain_to_split",
 }
 """XGBoost's parameter → LightGBM's equivalent; XGBoost's other names are aliases in LightGBM."""
-
-_WHOLE = (
-    *("num_leaves", "max_depth", "max_bin", "min_data_in_leaf", "min_data_in_bin"),
-    *("bagging_freq", "bagging_seed", "num_class", "num_threads", "seed", "verbosity"),
-    *("feature_fraction_seed", "extra_seed", "drop_seed", "max_drop", "max_cat_to_onehot"),
-)
-
-_REAL = (
-    *("learning_rate", "lambda_l1", "lambda_l2", "min_gain_to_split", "min_sum_hessian_in_leaf"),
-    *("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction", "feature_fraction"),
-    *("feature_fraction_bynode", "max_delta_step", "drop_rate", "skip_drop", "top_rate"),
-    *("other_rate", "cat_smooth", "cat_l2", "path_smooth", "scale_pos_weight", "sigmoid"),
-)
 
 RANGES = {
     **dict.fromkeys(
@@ -242,20 +145,6 @@ RANGES = {
 """Parameter → the numbers that LightGBM takes; it checks them when a booster is made."""
 
 
-def parameter_names(name: str) -> tuple[str, ...]:
-    """Return a parameter's own name and its aliases."""
-    return (name, *ALIASES.get(name, ()))
-
-
-def own_name(name: str) -> str:
-    """Return the own name of a parameter, which may be given by an alias."""
-    return next((own for own, aliases in ALIASES.items() if name in aliases), name)
-
-
-def _all_names(names: Iterable[str]) -> list[str]:
-    return [each for name in names for each in parameter_names(name)]
-
-
 PARAMETERS_OF_FEATURES = (
     *_all_names(("monotone_constraints", "feature_contri", "max_bin_by_feature")),
     *("forcedbins_filename", "cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
@@ -265,12 +154,13 @@ PARAMETERS_OF_FEATURES = (
 
 PARAMETERS = Parameters(
     framework="LightGBM",
-    known=KNOWN_PARAMETERS,
+    known=_all_names(ALIASES),
     of_the_run=_OURS,
     other_framework="XGBoost",
     translated=_XGBOOSTS,
-    whole=_all_names(_WHOLE),
-    real=_all_names(_REAL),
+    whole=_all_names(WHOLE),
+    real=_all_names(REAL),
+    choices=dict.fromkeys(_all_names(SWITCHES), ("true", "false", "+", "-")),
     ranges={name: its for own, its in RANGES.items() for name in parameter_names(own)},
     threads=parameter_names("num_threads"),
 )

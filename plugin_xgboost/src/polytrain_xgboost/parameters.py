@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from polytrain.boosting.problems import (
@@ -80,6 +80,7 @@ _OF_ONE_WORKER = frozenset({"ams", "cox-nloglik"})
 _WHOLE = (
     *("max_depth", "max_leaves", "max_bin", "max_cat_to_onehot", "max_cat_threshold"),
     *("num_parallel_tree", "nthread", "n_jobs", "seed", "random_state", "verbosity"),
+    "max_cached_hist_node",
 )
 
 _REAL = (
@@ -119,6 +120,27 @@ RANGES = {
 It checks them when it trains the first tree.
 """
 
+_CHOICES = {
+    **dict.fromkeys(
+        (
+            *("disable_default_eval_metric", "lambdarank_normalization", "lambdarank_unbiased"),
+            *("lambdarank_score_normalization", "ndcg_exp_gain", "one_drop", "refresh_leaf"),
+            "validate_parameters",
+        ),
+        ("true", "false", "1", "0"),
+    ),
+    "aft_loss_distribution": ("normal", "logistic", "extreme"),
+    "booster": ("gbtree", "dart", "gblinear"),
+    "grow_policy": ("depthwise", "lossguide"),
+    "lambdarank_pair_method": ("topk", "mean"),
+    "multi_strategy": ("one_output_per_tree", "multi_output_tree"),
+    "normalize_type": ("tree", "forest"),
+    "process_type": ("default", "update"),
+    "sample_type": ("uniform", "weighted"),
+    "sampling_method": ("uniform", "gradient_based"),
+    "tree_method": ("auto", "approx", "exact", "hist", "gpu_hist"),
+}
+
 _LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 
 PARAMETERS = Parameters(
@@ -131,6 +153,7 @@ PARAMETERS = Parameters(
     real=_REAL,
     ranges=RANGES,
     threads=("nthread", "n_jobs"),
+    choices=_CHOICES,
 )
 
 _REFUSED_VALUES = {
@@ -168,8 +191,8 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             )
             params = {each: params[each] for each in params if each != name}
     for name, refused in _REFUSED_VALUES.items():
-        if params.get(name) in refused:
-            value = params[name]
+        value = str(params.get(name))
+        if value in refused:
             yield parameter_problem(
                 name, f"{value!r} can't be used: {refused[value]}", "Leave it out"
             )
@@ -218,7 +241,8 @@ def train_metric_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
 def _metrics(params: Mapping[str, Any]) -> list[str]:
     """Return the metrics' names, without their parameters."""
     given = params.get("eval_metric", ())
-    metrics = [given] if isinstance(given, str) else given
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    metrics = given if is_list else [given]
     return [str(metric).partition("@")[0].removesuffix("-") for metric in metrics]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -345,6 +345,10 @@ class Parameters:
     threads: Collection[str]
     """Parameters that set the number of threads."""
 
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Parameter → the texts that it may be, in lower case; the framework itself refuses others, in
+    workers."""
+
     @property
     def names(self) -> set[str]:
         """All names that `problems` handles."""
@@ -362,11 +366,20 @@ class Parameters:
                     f"it is a parameter of {self.other_framework}",
                     f"Use {self.framework}'s {ours!r}",
                 )
+        of_the_run = {name for names, _, _ in self.of_the_run for name in names}
+        params = {name: value for name, value in params.items() if name not in of_the_run}
         yield from _not_numbers(params, self.whole, int, "a whole number")
         yield from _not_numbers(params, self.real, float, "a number")
         for name, value in params.items():
             if name in self.ranges:
                 yield from self.ranges[name].problems(name, value)
+            choices = self.choices.get(name)
+            if choices is not None and str(value).lower() not in choices:
+                yield parameter_problem(
+                    name,
+                    f"it must be {' or '.join(choices)}; got {value!r}",
+                    "Give one of these, or leave it out",
+                )
         yield from self._too_many_threads(params, job)
 
     def _refused(self, params: Mapping[str, Any]) -> Iterator[Problem]:
