@@ -542,6 +542,8 @@ def test_categories_of_polars(kind: Any) -> None:
     assert frame["x"].astype(object).where(frame["x"].notna(), None).tolist() == ["a", "b", None]
     [batch] = shard.iter_batches()
     assert batch["x"].tolist() == ["a", "b", None]
+    lists = pl.DataFrame({"x": pl.Series([["b", "a"], [], None], dtype=pl.List(kind))})
+    assert shard_of(lists).to_arrow().column("x").to_pylist() == [["b", "a"], [], None]
 
 
 def test_codes_of_more_categories_than_8_bits_have_room_for() -> None:

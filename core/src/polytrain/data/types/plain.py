@@ -299,7 +299,7 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _converted(pc.run_end_decode(array), kind)
     if pa.types.is_dictionary(own):
         if not pa.types.is_dictionary(kind):
-            return _converted(array.dictionary.take(array.indices), kind)
+            return _converted(array.dictionary, kind).take(array.indices)
         indices = array.indices.cast(kind.index_type)
         values = _converted(array.dictionary, kind.value_type)
         return pa.DictionaryArray.from_arrays(indices, values, ordered=own.ordered)
