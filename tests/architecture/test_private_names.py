@@ -76,7 +76,6 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.pytorch.loops._EvaluationLoop": ("_results",),
         "lightning.pytorch.loops._TrainingEpochLoop": (
             *("_batches_that_stepped", "_num_ready_batches_reached", "_results"),
-            "_should_check_val_fx",
         ),
         "lightning.pytorch.loops.fit_loop._FitLoop": (
             *("_combined_loader", "_data_fetcher", "_restarting", "_should_accumulate"),

@@ -137,7 +137,7 @@ def test_what_a_trainer_adds_up_between_two_logs_may_grow(
         for batches in (1, 5000):
             rank.step()
             sums = {f"metric {number}": [0.1] * batches for number in range(12)}
-            rank.keeper.at_end_of_step(None, {"sums": sums}, is_sampled=False)
+            rank.keeper.at_end_of_step(None, {"sums": sums})
         rank.write(tmp_path)
 
     within(train)
@@ -569,10 +569,12 @@ def test_a_buffer_that_is_in_no_checkpoint_must_not_change(
     within(train)
 
 
-@pytest.mark.parametrize("where", ["report", "end of epoch"])
-def test_weights_that_an_evaluation_swaps_are_not_written(
+@pytest.mark.parametrize("where", ["report", "end of epoch", "within a step"])
+def test_weights_that_are_others_for_a_while_are_not_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
+    """An evaluation swaps them for averages, and an adversarial loss moves some before its step."""
+
     def train() -> None:
         rank = Rank(monkeypatch, fetches=False)
         while True:
@@ -582,11 +584,12 @@ def test_weights_that_an_evaluation_swaps_are_not_written(
             rank.step()
         if where == "report":
             rank.report()
-        else:
+        elif where == "end of epoch":
             rank.keeper.epoch_is_over()
-        rank.model[0].weight.data.mul_(0.5)
-        # The loader of the evaluation ends, too.
-        rank.keeper.epoch_is_over()
+        rank.model[0].weight.data[0, 0] *= 0.5
+        if where != "within a step":
+            # The loader of the evaluation ends, too.
+            rank.keeper.epoch_is_over()
         with pytest.raises(NotCleanError, match="changed after the step"):
             rank.write(tmp_path)
 
@@ -651,7 +654,7 @@ def test_an_earlier_point_after_the_same_step_is_written_if_the_last_is_not_know
             if where == "library":
                 each.fetch()
                 each.step()
-                each.keeper.at_end_of_step(None, {}, is_sampled=False)
+                each.keeper.at_end_of_step(None, {})
             else:
                 train_epoch(each)
         before = torch.get_rng_state()

@@ -52,7 +52,6 @@ with needed("lightning"):
         forget_restart,
         is_at_limit,
         steps_logged,
-        validates_next,
         whole_checkpoint,
     )
     from polytrain_torch.lightning.reports import (
@@ -283,11 +282,10 @@ class KeptBatches(Callback):
             "files": self._reports.files_saved,
             "saved_last": all_saved_last(trainer),
         }
-        is_sampled = left in (_SAVES, VALIDATES) and validates_next(trainer)
         own = self._own(trainer)
         if own is None:
             return
-        self._keeper.at_end_of_step(known, own, is_sampled=is_sampled, is_ahead=True)
+        self._keeper.at_end_of_step(known, own, is_ahead=True)
         if not self._keeper.keeps:
             self._keeper = None
 

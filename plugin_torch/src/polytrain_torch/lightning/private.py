@@ -108,12 +108,6 @@ def accumulates(trainer: Any) -> bool:
     return bool(trainer.fit_loop._should_accumulate())
 
 
-def validates_next(trainer: Any) -> bool:
-    """Whether a validation follows the current batch; only the loop knows."""
-    loop = trainer.fit_loop
-    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
-
-
 def is_at_limit(trainer: Any) -> bool:
     """Whether a `fit` has reached its last epoch or step; `done` would also tell the user."""
     loop = trainer.fit_loop

@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from polytrain.extension import KeptStates, NotCleanError, Place
 from polytrain_torch.survivors.gpu_points import GpuPoints
-from polytrain_torch.survivors.live_parts import OnCpu
+from polytrain_torch.survivors.live_parts import OnCpu, Sample
 from polytrain_torch.survivors.loop_variables import Frames
 
 _SETTLED_S = 0.02
@@ -54,8 +52,9 @@ class CleanPoint:
     is_whole: bool = False
     """Whether a restart would have found all variables of the loop here, which may change since."""
 
-    sample: bytes | torch.Tensor | None = None
-    """Of the parameters, where an evaluation may swap them; None elsewhere."""
+    sample: Sample | None = None
+    """Of the parameters: an evaluation may swap them, or a step change them for a while. None if
+    nobody asks for the state later."""
 
     of_library: Any = None
     """What a library's trainer knows here; None in the user's own loop."""

@@ -222,7 +222,7 @@ class Keeper:
         if point is None or point.frames is None or point.is_over or self._points.has_stepped:
             return
         try:
-            point = replace(point, is_over=True, sample=self._live.sample())
+            point = replace(point, is_over=True)
             point = replace(point, is_whole=self._is_whole(point))
             self._points.amend(point)
         except Exception as error:  # a GPU that can't take it; the training continues
@@ -280,7 +280,6 @@ class Keeper:
         own: State,
         *,
         reported: Mapping[str, Any] | None = None,
-        is_sampled: bool,
         is_ahead: bool = False,
     ) -> None:
         """Note that a library's trainer is where it may save: a restart can continue from there.
@@ -289,7 +288,6 @@ class Keeper:
             of_library: what it knows there; it doesn't change any more.
             own: what it has on this rank alone, as plain values.
             reported: the metrics of the report that it makes here, with a checkpoint.
-            is_sampled: whether an evaluation that comes may swap the weights.
             is_ahead: whether the state has more than a checkpoint of the last report.
         """
         self._own = own
@@ -299,7 +297,6 @@ class Keeper:
                 None,
                 reported=reported,
                 of_library=of_library,
-                is_sampled=is_sampled,
                 is_ahead=is_ahead,
             )
             self._pass(keep)
@@ -376,7 +373,6 @@ class Keeper:
         reported: Mapping[str, Any] | None = None,
         validation: bool | ValidationTaskConfig = False,
         of_library: Any = None,
-        is_sampled: bool = True,
         is_ahead: bool = False,
         is_open: bool = False,
     ) -> None:
@@ -399,7 +395,7 @@ class Keeper:
             versions=self._live.versions(),
             frames=frames,
             progress=self.progress,
-            sample=self._live.sample() if is_sampled and frames is None else None,
+            sample=self._live.sample() if self._is_asked_later else None,
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
@@ -415,6 +411,12 @@ class Keeper:
             size = self._size if has_large else 0
             # After an epoch's last batch the loop may have what a restart wouldn't find.
             copies.step(self._copy, number=step, size=size, is_confirmed=frames is None)
+
+    @property
+    def _is_asked_later(self) -> bool:
+        """Whether the driver may ask for a point's state, and not only get a copy of it."""
+        is_alone = get_context().get_world_size() == 1
+        return self._kept is not None and not (is_alone and self._survivor.copies is not None)
 
     @property
     def _copies_replicas(self) -> bool:

@@ -258,7 +258,6 @@ class KeptSteps(TrainerCallback):
                 ),
                 self._own(),
                 reported=reported,
-                is_sampled=flags["should_evaluate"],
             )
 
     def _state(self) -> State:
