@@ -6,6 +6,7 @@ import gc
 import pickle
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -757,6 +758,29 @@ def test_a_loop_whose_batches_come_from_elsewhere_is_not_continued(
             rank.step()
             rank.step()
             evaluate(rank)
+        with pytest.raises(NotCleanError, match="batches from elsewhere"):
+            rank.write(tmp_path)
+
+    within(train)
+
+
+def test_batches_that_another_thread_has_fetched_are_from_elsewhere(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its loop says nothing of the one that trains, and it fetches some ahead."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+
+        def fetch() -> None:
+            rank.fetch()
+
+        for _ in range(3):
+            thread = threading.Thread(target=fetch)
+            thread.start()
+            thread.join()
+            rank.step()
+        fetch()
         with pytest.raises(NotCleanError, match="batches from elsewhere"):
             rank.write(tmp_path)
 

@@ -82,12 +82,15 @@ def fetch_of_step(fetches: Iterable[Frames]) -> Frames | None:
 
 
 def _loops_shared(frames: Sequence[tuple[FrameType, int]]) -> int:
-    """Return how many loops have both a fetch and what runs now in them."""
+    """Return how many loops have both a fetch and what runs now in them.
+
+    It is -1 if another thread has fetched, as it does ahead of the training.
+    """
     running = _running()
     for frame, at in frames:
         if frame in running:
             return sum(at in loop and frame.f_lasti in loop for loop in loops_of(frame.f_code))
-    return 0
+    return -1
 
 
 def _running() -> list[FrameType]:
