@@ -787,6 +787,35 @@ def test_batches_that_another_thread_has_fetched_are_from_elsewhere(
     within(train)
 
 
+def test_an_optimizer_that_makes_its_state_anew_in_each_step_is_kept(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        other = torch.nn.Linear(2, 1)
+        its = torch.optim.LBFGS(other.parameters(), lr=0.1)
+
+        def closure() -> torch.Tensor:
+            its.zero_grad()
+            rank.keeper.before_backward()
+            loss = other(torch.ones(2)).square().sum()
+            loss.backward()
+            return loss
+
+        rank = Rank(monkeypatch, fetches=False, other=other, its=its)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 6:
+                break
+            rank.step()
+            rank.keeper.before_step(its)
+            its.step(closure)
+            rank.keeper.after_step(its)
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+
+
 class Copies:
     """Notes after which of the optimizer's steps the state is copied."""
 

@@ -91,8 +91,8 @@ class LiveParts:
         self._groups: list[list[int]] = []
         """How many parameters each optimizer's groups have when a restart would restore them."""
 
-        self._states = -1
-        """Number of the optimizers' states that `_large` has."""
+        self._states: list[list[int]] = []
+        """The outlines of the optimizers' states that `_large` has, whose ids it keeps in use."""
 
         self._large: list[torch.Tensor] = []
         self._large_on_cpu: list[torch.Tensor] = []
@@ -258,9 +258,9 @@ class LiveParts:
 
     def large(self) -> list[torch.Tensor]:
         """Return the tensors that aren't copied: parameters, and the optimizers' state."""
-        count = sum(len(each.state) for each in self.optimizers.values())
-        if len(self._large) == 0 or count != self._states:
-            self._large, self._states = list(self._all_large()), count
+        states = [_outline(each.state) for each in self.optimizers.values()]
+        if len(self._large) == 0 or states != self._states:
+            self._large, self._states = list(self._all_large()), states
             self._large_on_cpu = [each.detach() for each in self._large if not is_on_gpu(each)]
             kinds = {(each.dtype, each.ndim) for each in self._large_on_cpu}
             self._are_numbers = len(kinds) == 1 and not self._large_on_cpu[0].ndim
@@ -489,6 +489,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     with torch.no_grad():  # autograd's view takes ten times as long
         return tensor.to_local()
+
+
+def _outline(states: Mapping[Any, Mapping[str, Any]]) -> list[int]:
+    """Return what changes if an optimizer gets more states, or makes all anew in its step."""
+    first = next(iter(states.values()), {})
+    return [len(states), *(id(each) for each in first.values() if isinstance(each, torch.Tensor))]
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:
