@@ -234,7 +234,8 @@ def test_ranks_with_different_models_are_reported(tmp_path: Path) -> None:
 def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
     """Their mean: each rank's BatchNormalization sees its own rows. Evaluations have it too.
 
-    What rank 0 alone evaluates is known to the callbacks of all ranks.
+    What rank 0 alone evaluates is known to the callbacks of all ranks. Each rank draws other random
+    numbers, and rank 0 those of one process.
     """
 
     def train(config: Any) -> None:
@@ -252,6 +253,11 @@ def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
             model = keras.Sequential([keras.Input((1,)), *layers])
             model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
             return model
+
+        def drawn(prepare: Any) -> float:
+            noise = keras.layers.GaussianNoise(1.0, seed=0)
+            model = prepare(keras.Sequential([keras.Input((1,)), noise]))
+            return float(model(np.zeros((1, 1)), training=True)[0, 0])
 
         def statistics(model: Any) -> list[float]:
             return [float(each[0]) for each in model.get_weights()[2:4]]
@@ -274,10 +280,13 @@ def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
                 "expected": np.mean(alone, axis=0).tolist(),
                 "val_loss": fitted.history["val_loss"][-1],
                 "evaluated": shared.evaluate(rows[0], rows[0][:, 0], verbose=0),
+                "drawn": drawn(prepare_model),
+                "drawn alone": drawn(lambda model: model),
             }
         )
 
-    for rank in ranks_of(train, tmp_path):
-        metrics = rank.reports[0].metrics
+    by_rank = [rank.reports[0].metrics for rank in ranks_of(train, tmp_path)]
+    assert [each["drawn"] == each["drawn alone"] for each in by_rank] == [True, False]
+    for metrics in by_rank:
         np.testing.assert_allclose(metrics["ours"], metrics["expected"], rtol=1e-5)
         np.testing.assert_allclose(metrics["val_loss"], metrics["evaluated"], rtol=1e-5)

@@ -27,6 +27,9 @@ with needed("keras"):
 
 __all__ = ["prepare_model"]
 
+_SEEDS_APART = 10**6 + 3
+"""How far the seeds of ranks are apart: Keras adds the number of draws so far to a seed."""
+
 
 def prepare_model(model: Any) -> Any:
     """Average the gradients of all workers in every step. All ranks call this.
@@ -68,6 +71,10 @@ def prepare_model(model: Any) -> Any:
     _check_adapted(model)
     for tensor in (*(each for _, each in parameters_in_order(model)), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
+    for variable in model.variables:
+        if variable.path.endswith("seed_generator_state"):
+            # Layers draw other numbers on each rank, also after a restart by rank 0's checkpoint.
+            variable.value.detach()[0] += dist.get_rank() * _SEEDS_APART
     return model
 
 
