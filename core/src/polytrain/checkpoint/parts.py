@@ -15,7 +15,7 @@ from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, direc
 from polytrain.checkpoint.staging import Stamps, forget_aside, kept_aside, remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Failed
+from polytrain.events.attempt import Failed, OfRank
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 
@@ -153,22 +153,18 @@ class PartTracker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartStaged:
+class PartStaged(OfRank):
     """A worker process has staged its part of a checkpoint for its agent."""
 
-    attempt: int
-    rank: int
     checkpoint: int
     waits: bool
     """Whether the worker process waits for the commit before it reports another checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartStored:
+class PartStored(OfRank):
     """The agent has stored one rank's part of a checkpoint. Nothing is committed yet."""
 
-    attempt: int
-    rank: int
     checkpoint: int
     step: int
     metrics: Mapping[str, Any]
@@ -184,11 +180,9 @@ class PartStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateWritten:
+class StateWritten(OfRank):
     """A survivor's state is stored as a whole checkpoint, which isn't committed yet."""
 
-    attempt: int
-    rank: int
     part: PartStored
     is_report: bool
     """Whether it is the checkpoint of a report that the rank was making."""
@@ -207,11 +201,9 @@ class StateWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartVoid:
+class PartVoid(OfRank):
     """A rank's part is invalid: its files have changed since the rank reported them."""
 
-    attempt: int
-    rank: int
     checkpoint: int
     reason: str
 
@@ -229,11 +221,9 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointsAsked:
+class CheckpointsAsked(OfRank):
     """A training function asks for the run's checkpoints."""
 
-    attempt: int
-    rank: int
     number: int
     """Number of the question in its worker process."""
 

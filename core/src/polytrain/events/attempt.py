@@ -17,6 +17,14 @@ from polytrain_plugins import Offer, Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfRank:
+    """What concerns one rank of one attempt."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsPlaced:
     """Every rank of the next attempt has an agent."""
 
@@ -81,20 +89,16 @@ def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionMet:
+class ConditionMet(OfRank):
     """A report of rank 0 meets a condition that ends the run."""
 
-    attempt: int
-    rank: int
     stopped: Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
+class Drained(OfRank):
     """A worker process has stopped on request; its last checkpoint is committed."""
 
-    attempt: int
-    rank: int
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints, so far."""
 
@@ -103,20 +107,16 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class Offered(OfRank):
     """A worker process has started and sent its offer for its peers."""
 
-    attempt: int
-    rank: int
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(OfRank):
     """A worker process has entered the collective and begins to train."""
 
-    attempt: int
-    rank: int
     rows: Mapping[str, int] = field(default_factory=dict)
     """Data set → number of its rows on this rank; data sets with uncounted rows are left out."""
 
@@ -128,11 +128,9 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class Reported(OfRank):
     """A worker process has reported metrics."""
 
-    attempt: int
-    rank: int
     step: int
     metrics: Mapping[str, Any]
     stalled_s: float = 0.0
@@ -152,40 +150,31 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateDigested:
+class StateDigested(OfRank):
     """A rank has computed digests of its state at a report."""
 
-    attempt: int
-    rank: int
     step: int
     digests: Mapping[str, str]
     """Name of a tensor, or of another part → its digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactnessFound:
+class ExactnessFound(OfRank):
     """A rank has checked whether virtual workers give the same bits at any number of workers."""
 
-    attempt: int
-    rank: int
     why_not: str
     """Why they may not; empty if a check has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavesOnRequest:
+class SavesOnRequest(OfRank):
     """A training function calls `checkpoint_requested()`: it makes a checkpoint on request."""
-
-    attempt: int
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(OfRank):
     """A worker process's training has returned; it waits for the call to leave."""
 
-    attempt: int
-    rank: int
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints."""
 
@@ -221,11 +210,9 @@ class Diverged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(OfRank):
     """A worker process is gone, and everything that it staged is stored."""
 
-    attempt: int
-    rank: int
     how: str
     """Description of its end, for people: "killed by SIGKILL", "exited with code 1"."""
 
@@ -252,52 +239,42 @@ class AgentLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepsState:
+class KeepsState(OfRank):
     """A worker process keeps its state after each step, for the case that another is lost."""
 
-    attempt: int
-    rank: int
     size: int
     """Bytes of the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepsNothing:
+class KeepsNothing(OfRank):
     """A worker process can't keep its state: after a loss there is nobody to ask."""
 
-    attempt: int
-    rank: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRead:
+class KeptRead(OfRank):
     """The small states of a rank, whose process may be gone."""
 
-    attempt: int
-    rank: int
     states: tuple[KeptState, ...]
     is_alive: bool
     """Whether its process is there, and can be asked for the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateUnwritten:
+class StateUnwritten(OfRank):
     """A survivor has no clean state, or couldn't write it in time; or a copy can't be stored."""
 
-    attempt: int
-    rank: int
     reason: str
     is_copy: bool = False
     """Whether it is about a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyRefused:
+class CopyRefused(OfRank):
     """A rank can't make its part of a copy; it waits until all ranks are asked to drop theirs."""
 
-    attempt: int
-    rank: int
     number: int
     """The copy's number; 0 if none was being made."""
 
@@ -307,11 +284,9 @@ class CopyRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopySent:
+class CopySent(OfRank):
     """A rank's copy lies on another host too, or can't be sent there."""
 
-    attempt: int
-    rank: int
     number: int
     """The copy's number."""
 
@@ -326,11 +301,9 @@ class CopySent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiesHeld:
+class CopiesHeld(OfRank):
     """The copies of its part of the state that a rank has left; see `Copies`."""
 
-    attempt: int
-    rank: int
     numbers: tuple[int, ...]
 
 
@@ -352,19 +325,14 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(OfRank):
     """A worker process was requested; its time limit to join the others begins."""
-
-    attempt: int
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
+class WorkerStatus(OfRank):
     """The state of a worker process that has joined; sent when it changes noticeably."""
 
-    attempt: int
-    rank: int
     stage: WorkerStage
     quiet_s: float
     """Seconds without progress."""
@@ -380,11 +348,9 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(OfRank):
     """The load of a worker process in a window in which it made progress."""
 
-    attempt: int
-    rank: int
     window: int
     """Number of the window since the ranks joined."""
 
@@ -406,30 +372,24 @@ STACKS_WITHIN_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
+class Stacks(OfRank):
     """The stacks of a worker process."""
 
-    attempt: int
-    rank: int
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveTimedOut:
+class LeaveTimedOut(OfRank):
     """A worker process was asked to leave, didn't, and has been killed."""
 
-    attempt: int
-    rank: int
     after_s: float
     stacks: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unkillable:
+class Unkillable(OfRank):
     """A killed worker process hasn't ended in time; its agent stops waiting for it."""
 
-    attempt: int
-    rank: int
     pid: int
     """Its process id; 0 if unknown."""
 

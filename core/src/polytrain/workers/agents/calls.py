@@ -109,68 +109,65 @@ class FetchShared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendRoster:
-    """Send all offers to the worker process."""
+class OfAttempt:
+    """What concerns the worker process of one attempt."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRoster(OfAttempt):
+    """Send all offers to the worker process."""
+
     offers: tuple[Offer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainAttempt:
+class DrainAttempt(OfAttempt):
     """Ask the worker process to make a checkpoint and stop."""
 
-    attempt: int
     preemption: PreemptionInfo | None = None
     """The nodes that are about to be taken away, if that is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(OfAttempt):
     """Let the worker process leave the collective and end: all ranks are done."""
 
-    attempt: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class Kill(OfAttempt):
     """Kill the worker process."""
 
-    attempt: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadStacks:
+class ReadStacks(OfAttempt):
     """Read the stacks of the worker process; leads to `Stacks` in a bounded time."""
 
-    attempt: int
     pausing: bool
     """Whether the process may be paused for the dump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRest:
+class StoreRest(OfAttempt):
     """Store a rank's part, which its agent has held back until rank 0's part was stored."""
 
-    attempt: int
     checkpoint: int
     stored_already: Mapping[str, str] | None
     """Name → SHA-256 of rank 0's files; None drops the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledge:
+class Acknowledge(OfAttempt):
     """Notify the worker process that this checkpoint is committed or dropped."""
 
-    attempt: int
     checkpoint: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendCheckpoints:
+class SendCheckpoints(OfAttempt):
     """Answer the worker process's request for the run's checkpoints."""
 
-    attempt: int
     number: int
     """The number of the request."""
 
@@ -179,20 +176,17 @@ class SendCheckpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadKept:
+class ReadKept(OfAttempt):
     """Read the rank's small states; leads to `KeptRead`, whether or not its process lives."""
-
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteState:
+class WriteState(OfAttempt):
     """Have the worker process write its state as a checkpoint.
 
     Leads to `StateWritten` or `StateUnwritten` in a bounded time.
     """
 
-    attempt: int
     checkpoint: int
     """The checkpoint's number."""
 
@@ -210,13 +204,12 @@ class WriteState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreCopy:
+class StoreCopy(OfAttempt):
     """Store a copy of the rank's part of the state, whose process is gone.
 
     Leads to `StateWritten` or `StateUnwritten`.
     """
 
-    attempt: int
     checkpoint: int
     """The checkpoint's number."""
 
@@ -228,10 +221,9 @@ class StoreCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendCopies:
+class SendCopies(OfAttempt):
     """Send the next copy to the neighbour: the first one from a number on."""
 
-    attempt: int
     number: int
     """The number."""
 
@@ -240,10 +232,9 @@ class SendCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropCopy:
+class DropCopy(OfAttempt):
     """Have the worker process drop a copy of the state: not every rank has its part."""
 
-    attempt: int
     number: int
     """The copy's number; 0 for none."""
 
