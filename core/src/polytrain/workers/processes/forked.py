@@ -1,4 +1,7 @@
-"""Turns a forked process into a worker process, with its streams, or spawns a new one."""
+"""Turns a forked process into a worker process, with streams and random numbers of its own.
+
+Where forking is unsafe, it spawns a new one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import functools
 import importlib
 import io
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,7 +20,7 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,13 +31,12 @@ from polytrain.linux.processes import die_with_parent, kill_session
 from polytrain.linux.progress_page import write_to
 from polytrain.observe.stacks import be_readable
 from polytrain.workers.processes.named_memory import have_names_tracked
-from polytrain.workers.processes.reseeding import reseed
 from polytrain.workers.processes.zygote_connection import started_interpreter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """The settings of a worker process."""
+    """The settings of a worker process, in the order of a request for it and of its descriptors."""
 
     id: int
     environment: dict[str, str]
@@ -52,24 +55,11 @@ class ForkRequest:
     others: tuple[int, ...]
     """Further descriptors for the entry."""
 
-
-def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
-    """Parse a message to a zygote, with its descriptors."""
-    _, process_id, environment, directory, path, argv, entry = request
-    connection, stdout, stderr, page, *others = descriptors
-    return ForkRequest(
-        id=process_id,
-        environment=environment,
-        directory=directory,
-        path=path,
-        argv=argv,
-        entry=entry,
-        connection=connection,
-        stdout=stdout,
-        stderr=stderr,
-        page=page,
-        others=tuple(others),
-    )
+    @classmethod
+    def of(cls, request: list[Any], descriptors: list[int]) -> ForkRequest:
+        """Parse a message to a zygote, with its descriptors."""
+        fields: list[Any] = [*request[1:], *descriptors[:4], tuple(descriptors[4:])]
+        return cls(*fields)
 
 
 def ignore_children() -> None:
@@ -150,6 +140,49 @@ def _forget_missing_directories() -> None:
     for place, finder in [*sys.path_importer_cache.items()]:
         if finder is None or not os.path.isabs(place):
             del sys.path_importer_cache[place]
+
+
+_unseeded: weakref.WeakSet[random.Random] = weakref.WeakSet()
+"""Generators that imports have made without a seed: forks inherit their states.
+
+Python seeds its own one itself.
+"""
+
+
+@contextlib.contextmanager
+def noting_generators() -> Iterator[None]:
+    """Note the generators that imports make meanwhile without a seed.
+
+    With one of its own, a library names files that no other process may have. Generators that have
+    a seed go on alike in all processes.
+    """
+    seed = random.Random.seed
+
+    def noting_seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed(self, a, version)
+        if a is None:
+            _unseeded.add(self)
+        else:
+            _unseeded.discard(self)
+
+    of_all: Any = random.Random
+    of_all.seed = noting_seed
+    try:
+        yield
+    finally:
+        of_all.seed = seed
+
+
+def reseed() -> None:
+    """Seed the generators of NumPy and torch, and those that were noted."""
+    for generator in _unseeded:
+        generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    # Not torch.seed(), which prepares CUDA. A module that failed to import has no generator.
+    of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    if of_torch is not None:
+        of_torch.seed()
 
 
 def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoReturn:

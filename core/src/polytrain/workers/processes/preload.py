@@ -124,11 +124,14 @@ _OF_ONE_WORKER = "VISIBLE"
 """Part of the names of variables with a worker's devices, which differ between workers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PreloadRequest:
-    """The modules to import for worker processes, and the environment to do it in."""
+    """The modules to import for worker processes, and the environment to do it in.
 
-    modules: tuple[str, ...]
+    The fields are in the order of a "preload" message.
+    """
+
+    modules: Sequence[str]
     """Names, in the order of the first worker process's imports."""
 
     variables: Mapping[str, str | None]
@@ -138,27 +141,6 @@ class PreloadRequest:
     directory: str
     is_second: bool = False
     """Whether modules that a first attempt couldn't share are left out."""
-
-    @classmethod
-    def of(cls, message: Sequence[Any]) -> PreloadRequest:
-        modules, variables, environment, directory, is_second = message
-        return cls(
-            modules=tuple(modules),
-            variables=variables,
-            environment=environment,
-            directory=directory,
-            is_second=is_second,
-        )
-
-    def message(self) -> list[Any]:
-        """Return what `of` takes."""
-        return [
-            list(self.modules),
-            dict(self.variables),
-            dict(self.environment),
-            self.directory,
-            self.is_second,
-        ]
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
@@ -431,7 +413,7 @@ class Preloaded:
                     case ["ready"]:
                         self.is_ready = True
                     case ["preload", *second]:
-                        self.second = PreloadRequest.of(second)
+                        self.second = PreloadRequest(*second)
                     case ["dying", why]:
                         self._why = why
                     case [kind, number, *others]:

@@ -42,7 +42,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NoReturn
 
 from polytrain.linux.processes import (
@@ -63,9 +63,9 @@ from polytrain.workers.processes.forked import (
     ForkRequest,
     become_worker,
     close_all_but,
-    fork_request,
     ignore_children,
     leave_finalizers,
+    noting_generators,
     spawn,
     take_any_text,
     watched,
@@ -78,7 +78,6 @@ from polytrain.workers.processes.preload import (
     PreloadRequest,
     preload,
 )
-from polytrain.workers.processes.reseeding import noting_generators
 from polytrain.workers.processes.zygote_clients import Clients
 from polytrain.workers.processes.zygote_connection import BACKLOG
 
@@ -283,7 +282,7 @@ class Zygote:
             return
         self._has_preloaded = True
         _, entry, *others = request
-        self._fork_preloaded(entry, PreloadRequest.of([*others, False]))
+        self._fork_preloaded(entry, PreloadRequest(*others))
 
     def _fork_preloaded(self, entry: str, preload_request: PreloadRequest) -> None:
         parent = os.getpid()
@@ -318,7 +317,7 @@ class Zygote:
         self._pass_on(preloaded.unanswered())
 
     def _fork(self, client: socket.socket, request: list[Any], descriptors: list[int]) -> None:
-        fork_order = fork_request(request, descriptors)
+        fork_order = ForkRequest.of(request, descriptors)
         preloaded = self._preloaded
         if preloaded is not None and preloaded.is_ready and preloaded.entry == fork_order.entry:
             try:
@@ -373,7 +372,7 @@ def _become_preloaded(
         with noting_generators():
             variables = preload(preload_request)
         if isinstance(variables, PreloadRequest):
-            client.sendall(pack(["preload", *variables.message()]))
+            client.sendall(pack(["preload", *astuple(variables)]))
         elif variables is not None:
             gc.collect()
             gc.freeze()
