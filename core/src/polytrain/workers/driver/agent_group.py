@@ -94,9 +94,6 @@ class AgentGroup:
             tell=self._take_from_pool,
             tries_links=run.run_config.preflight == "links",
         )
-        self._pool_deadline: float | None = None
-        """The monotonic time at which the pool has to look at the clock."""
-
         self._members: tuple[Member, ...] = ()
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
@@ -115,7 +112,6 @@ class AgentGroup:
 
     def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         self._pool.place(avoid=avoid, without=without)
-        self._pool_deadline = self._pool.deadline
 
     def launch(self, order: LaunchOrder) -> None:
         self._let_zygote_go_if_unused()
@@ -149,9 +145,9 @@ class AgentGroup:
         for event in arrived(self._mailbox, self._wait_limit(timeout)):
             self._take(event, handle)
             self._update_pool(handle)
-        if self._pool_deadline is not None and time.monotonic() >= self._pool_deadline:
+        deadline = self._pool.deadline
+        if deadline is not None and time.monotonic() >= deadline:
             self._pool.look_at_the_clock()
-            self._pool_deadline = self._pool.deadline
             self._update_pool(handle)
 
     def close(self) -> None:
@@ -197,7 +193,6 @@ class AgentGroup:
                 lost = self._pool.lost(event)
                 if lost is not None:
                     handle(lost)
-        self._pool_deadline = self._pool.deadline
 
     def _take_from_pool(self, event: Event) -> None:
         if isinstance(event, AgentsPlaced):
@@ -263,7 +258,8 @@ class AgentGroup:
             self._launcher.call(FetchShared(shared=self._data.shared), dict.fromkeys(new))
 
     def _wait_limit(self, timeout: float | None) -> float | None:
-        if self._pool_deadline is None:
+        deadline = self._pool.deadline
+        if deadline is None:
             return timeout
-        left_s = max(0.0, self._pool_deadline - time.monotonic())
+        left_s = max(0.0, deadline - time.monotonic())
         return left_s if timeout is None else min(timeout, left_s)
