@@ -25,6 +25,17 @@ class OfRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfTraining(OfRank):
+    """What concerns one rank's training, and how long it has stood still so far."""
+
+    stalled_s: float = 0.0
+    """Seconds for checkpoints."""
+
+    copied_s: float = 0.0
+    """Seconds for copies of its state in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsPlaced:
     """Every rank of the next attempt has an agent."""
 
@@ -96,14 +107,8 @@ class ConditionMet(OfRank):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drained(OfRank):
+class Drained(OfTraining):
     """A worker process has stopped on request; its last checkpoint is committed."""
-
-    stalled_s: float = 0.0
-    """Seconds that its training has stood still for checkpoints, so far."""
-
-    copied_s: float = 0.0
-    """Seconds that it has stood still for copies of its state in memory, so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,17 +133,11 @@ class Joined(OfRank):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported(OfRank):
+class Reported(OfTraining):
     """A worker process has reported metrics."""
 
     step: int
     metrics: Mapping[str, Any]
-    stalled_s: float = 0.0
-    """Seconds that its training has stood still for checkpoints, so far."""
-
-    copied_s: float = 0.0
-    """Seconds that it has stood still for copies of its state in memory, so far."""
-
     has_checkpoint: bool = False
     """Whether the rank has staged its part of a checkpoint with it."""
 
@@ -172,14 +171,8 @@ class SavesOnRequest(OfRank):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done(OfRank):
+class Done(OfTraining):
     """A worker process's training has returned; it waits for the call to leave."""
-
-    stalled_s: float = 0.0
-    """Seconds that its training has stood still for checkpoints."""
-
-    copied_s: float = 0.0
-    """Seconds that it has stood still for copies of its state in memory, so far."""
 
     returned: Returned | None = field(default=None, repr=False)
     """The training function's return value; None if that was None."""

@@ -33,7 +33,10 @@ _NAP_S = 0.005
 
 
 class CheckpointUploader:
-    """The uploads of one worker process's checkpoints."""
+    """The uploads of one worker process's checkpoints.
+
+    All methods raise `ConnectionClosedError` if the agent is gone.
+    """
 
     def __init__(
         self, *, job: WorkerJob, order: LaunchOrder, rank: int, channel: Channel, scratch: Path
@@ -90,7 +93,6 @@ class CheckpointUploader:
 
         Raises:
             CheckpointError: the file system is full or read-only, which is its cause.
-            ConnectionClosedError: the agent is gone.
         """
         with self.stalling():
             self._wait(at_most=self._max_in_flight - 1)
@@ -148,9 +150,6 @@ class CheckpointUploader:
 
         Returns:
             Its name; None if this process has reported none in this attempt.
-
-        Raises:
-            ConnectionClosedError: the agent is gone.
         """
         if self._newest is None:
             return None
@@ -170,7 +169,6 @@ class CheckpointUploader:
 
         Raises:
             TimeoutError: it took longer.
-            ConnectionClosedError: the agent is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self.stalling(), during(WorkerStage.WAITING_FOR_COMMIT):
@@ -196,40 +194,24 @@ class CheckpointUploader:
         return message
 
     def is_asked_to_stop(self) -> bool:
-        """Return whether the next checkpoint is the last of this worker process.
-
-        Raises:
-            ConnectionClosedError: the agent is gone.
-        """
+        """Return whether the next checkpoint is the last of this worker process."""
         if not self._asked_to_stop:
             self._take_arrived()
         return self._asked_to_stop
 
     def preemption(self) -> PreemptionInfo | None:
-        """Return the nodes that are about to be taken away, as far as is known.
-
-        Raises:
-            ConnectionClosedError: the agent is gone.
-        """
+        """Return the nodes that are about to be taken away, as far as is known."""
         self._take_arrived()
         return self._preemption
 
     def dropped_copies(self) -> list[tuple[int, bool]]:
-        """Return the copies of the state to drop since the last call; see `Copies.dropped`.
-
-        Raises:
-            ConnectionClosedError: the agent is gone.
-        """
+        """Return the copies of the state to drop since the last call; see `Copies.dropped`."""
         self._take_arrived()
         dropped, self._dropped_copies = self._dropped_copies, []
         return dropped
 
     def stop(self) -> NoReturn:
-        """Report that the last checkpoint is made, and wait to be killed.
-
-        Raises:
-            ConnectionClosedError: the agent has closed the connection.
-        """
+        """Report that the last checkpoint is made, and wait to be killed."""
         self._channel.send(drained_message(self.stalled_s, self.copied_s))
         with during(WorkerStage.WAITING_FOR_COMMIT):
             while True:

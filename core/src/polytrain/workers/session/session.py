@@ -18,6 +18,7 @@ from polytrain.checkpoint.staging import Snapshots, Stagings, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.events.notices import PreemptionInfo
+from polytrain.functions.return_values import Returned
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.copies import CopyPace
@@ -46,6 +47,7 @@ from polytrain.workers.session.messages import (
     condition_met_message,
     digested_message,
     diverged_message,
+    done_message,
     exactness_message,
     report_message,
     saves_on_request_message,
@@ -503,15 +505,10 @@ class WorkerSession:
         if met and not self._saves:
             self._uploader.stop()
 
-    @property
-    def stalled_s(self) -> float:
-        """Seconds that training has waited for checkpoints so far."""
-        return self._uploader.stalled_s
-
-    @property
-    def copied_s(self) -> float:
-        """Seconds that training has waited for copies of its state so far."""
-        return self._uploader.copied_s
+    def done(self, returned: Returned | None) -> None:
+        """Send that training has returned, with its return value."""
+        waited = self._uploader.stalled_s, self._uploader.copied_s
+        self._channel.send(done_message(*waited, returned))
 
     def _reported(
         self, met: tuple[Message, ...] = (), *, has_checkpoint: bool = False
@@ -520,8 +517,8 @@ class WorkerSession:
             report_message(
                 self._step,
                 self._last_metrics,
-                self.stalled_s,
-                self.copied_s,
+                self._uploader.stalled_s,
+                self._uploader.copied_s,
                 has_checkpoint=has_checkpoint,
                 at=self._clock.now(),
             ),

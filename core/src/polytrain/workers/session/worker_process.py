@@ -36,7 +36,6 @@ from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
     LEAVE,
-    done_message,
     joined_message,
     offer_message,
     world_from,
@@ -117,7 +116,7 @@ def run_worker(
                 finally:
                     session.survivor.has_ended = True
             enter(WorkerStage.DONE)
-            channel.send(done_message(session.stalled_s, session.copied_s, returned))
+            session.done(returned)
             # Don't close the collective while a slower rank may need it.
             while channel.receive() != LEAVE:
                 pass
