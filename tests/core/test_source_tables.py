@@ -269,6 +269,8 @@ KEPT: dict[str, tuple[Any, list[Any]]] = {
         [2**53 + 1, None],
     ),
     "a series of categories": (pd.Series(["a", None], dtype="category"), ["a", None]),
+    "an array of categories": (pd.Categorical(["a", None]), ["a", None]),
+    "an array of truth values": (pd.array([True, None]), [True, None]),
     "a series of polars": (pl.Series([2**53 + 1, None]), [2**53 + 1, None]),
     "the other byte order": (np.array([1, 258], dtype=">i4"), [1, 258]),
     "tensors in the other byte order": (np.array([[1.5], [2.5]], dtype=">f8"), [[1.5], [2.5]]),

@@ -144,7 +144,8 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
             return pa.array(in_unit_of_arrow(name, value.filled(value.dtype.type("NaT"))))
         return pa.array(_readable(value.data), mask=np.ma.getmaskarray(value))
     library = type(value).__module__.partition(".")[0]
-    if library == "pandas" and type(value).__name__ == "Series":
+    of_pandas = library == "pandas" and type(value).__name__ in ("Series", "Categorical")
+    if of_pandas or hasattr(value, "__arrow_array__"):
         return pa.array(value, from_pandas=True)
     if library == "polars" and type(value).__name__ == "Series":
         refuse_objects({name: value.dtype})
