@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
+from typing import NoReturn
 
 import fsspec
 import pytest
@@ -46,6 +48,20 @@ def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
         start = brought_near(starting_point(far_away(run, content)), tmp_path)
         assert start.path is not None
         assert Path(start.path, "model").read_bytes() == content
+
+
+def test_a_disk_with_no_room_for_a_checkpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the node: there is no limit to what is far away."""
+
+    def write(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    start = starting_point(far_away("theirs", b"model"))
+    monkeypatch.setattr("polytrain.storage.remote.copied", write)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/restored/.*/model'"):
+        brought_near(start, tmp_path)
 
 
 def test_what_is_near_stays_where_it_is(tmp_path: Path) -> None:
