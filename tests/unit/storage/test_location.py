@@ -45,6 +45,12 @@ def test_a_path_that_no_file_can_have_is_refused_with_the_remedy(
     assert "Give a path or an address without it" in str(raised.value)
 
 
+@pytest.mark.parametrize("address", ["s3://bucket/./runs", "s3://bucket/a/../runs"])
+def test_an_address_leads_straight_to_its_place(address: str) -> None:
+    with pytest.raises(ValueError, match=r"has '\.' or '\.\.' as a part"):
+        Location.of(address)
+
+
 @pytest.mark.parametrize(
     "given",
     ["runs/one", "./runs/../runs/one", "runs/one/"],

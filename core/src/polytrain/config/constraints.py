@@ -351,6 +351,15 @@ def path_or_address(given: Any) -> Iterator[Wrong]:
         )
     elif str(given).startswith("~") and os.path.expanduser(given).startswith("~"):
         yield f"{str(given)!r} is below a home directory that isn't known", "Give its whole path"
+    elif _has_dots(str(given)):
+        # Clients of object storage shorten it in some requests, and not in others.
+        yield f"{str(given)!r} has '.' or '..' as a part", "Give the address without it"
+
+
+def _has_dots(place: str) -> bool:
+    """Return whether it is an address with a part that leads nowhere, or up."""
+    is_address = "://" in place and not place.startswith("file://")
+    return is_address and not {".", ".."}.isdisjoint(place.split("/"))
 
 
 def working_directory() -> Iterator[Wrong]:
