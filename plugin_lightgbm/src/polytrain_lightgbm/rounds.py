@@ -52,7 +52,7 @@ class RowDraws:
         """Boost a round on the rows that are drawn for it."""
         mask = self.mask(booster, round_)
         if fobj is not None:
-            booster.update(fobj=of_rows(fobj, mask))
+            booster.update(fobj=of_rows(fobj, mask, order="F"))
             return
         weights = field_of(train, "weight")
         weights *= mask

@@ -47,7 +47,7 @@ def boost(
     objective: Objective | None = options.obj
     mask = drawn_rows(data, round_, options, params)
     if mask is not None and objective is not None:
-        objective = of_rows(objective, data.by_row(mask))
+        objective = of_rows(objective, data.by_row(mask), order="C")
     elif mask is not None and options.has_several_classes:
         objective = softmax_of(mask, classes=int(params["num_class"]))
     if objective is not None and params.get("booster") == "dart":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,10 +53,22 @@ def test_a_sample_has_rows_of_every_part_of_the_data(rows: int, size: int, seed:
     assert all(abs(part - index) <= 1 for index, part in enumerate(parts))
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 3)], ids=["one score", "three scores"])
-def test_rows_that_are_not_drawn_have_no_gradient(shape: tuple[int, ...]) -> None:
-    partial = of_rows(lambda scores, _: (scores, 2 * scores), np.array([1, 0, 1, 0], bool))
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (12,)], ids=["one score", "three scores", "flat"])
+def test_rows_that_are_not_drawn_have_no_gradient(
+    shape: tuple[int, ...], order: Literal["C", "F"]
+) -> None:
+    rows = np.array([1, 0, 1, 0], bool)
+    partial = of_rows(lambda scores, _: (scores, 2 * scores), rows, order=order)
     gradient, hessian = partial(np.ones(shape), None)
     assert gradient.shape == hessian.shape == shape
-    assert gradient.reshape(4, -1)[:, 0].tolist() == [1, 0, 1, 0]
-    assert hessian.reshape(4, -1)[:, -1].tolist() == [2, 0, 2, 0]
+    for of_row, drawn_, whole in zip(
+        gradient.reshape(4, -1, order=order), rows, hessian.reshape(4, -1, order=order), strict=True
+    ):
+        assert {*of_row} == {float(drawn_)}
+        assert {*whole} == {2.0 * drawn_}
+
+
+def test_a_worker_without_rows_has_no_gradients() -> None:
+    partial = of_rows(lambda scores, _: (scores, scores), np.zeros(0, bool), order="C")
+    assert [each.shape for each in partial(np.ones(0), None)] == [(0,), (0,)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -65,17 +65,24 @@ def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int)
     return numbers[skipped:] < rate
 
 
-def of_rows(objective: Objective, rows: Mask) -> Objective:
+def of_rows(objective: Objective, rows: Mask, *, order: Literal["C", "F"]) -> Objective:
     """Return an objective whose gradients and hessians are 0 for rows that aren't drawn.
 
     Args:
         objective: the user's objective, which may ignore weights.
         rows: mask of the drawn rows, of shape `[rows]`.
+        order: how the framework reads several scores of a row from a flat array: row by row, "C",
+            or class by class, "F".
     """
 
+    def drawn_of(values: Any) -> Any:
+        values = np.asarray(values)
+        scores = values.size // max(1, len(rows))
+        by_row = values.reshape(len(rows), scores, order=order)
+        return (by_row * rows[:, np.newaxis]).reshape(values.shape, order=order)
+
     def partial(scores: Any, train: Any) -> tuple[Any, Any]:
-        found = (np.asarray(each) for each in objective(scores, train))
-        gradient, hessian = (each * rows.reshape(-1, *[1] * (each.ndim - 1)) for each in found)
+        gradient, hessian = map(drawn_of, objective(scores, train))
         return gradient, hessian
 
     return partial
