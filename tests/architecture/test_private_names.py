@@ -78,7 +78,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             *("_batches_that_stepped", "_num_ready_batches_reached", "_results"),
         ),
         "lightning.pytorch.loops.fit_loop._FitLoop": (
-            *("_combined_loader", "_data_fetcher", "_restarting", "_should_accumulate"),
+            *("_combined_loader", "_restarting", "_should_accumulate"),
         ),
         "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
         "lightning.pytorch.trainer.connectors.logger_connector.logger_connector._LoggerConnector": (
