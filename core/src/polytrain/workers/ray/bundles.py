@@ -84,13 +84,7 @@ class AgentBundles(Bundles):
         self._run = self._group_of(range(bundles), self._name, strategy, ())
 
     def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Reserve other room for bundles of the run, all or nothing.
-
-        Args:
-            bundles: bundles without agents.
-            strategy: Ray's placement strategy, for these.
-            avoid: nodes to exclude.
-        """
+        """Reserve other room for bundles of the run; see `Bundles.move`."""
         idle = self._idle(len(bundles), strategy, avoid)
         with self._lock:
             before = {bundle: self._run[bundle] for bundle in bundles}
@@ -103,11 +97,9 @@ class AgentBundles(Bundles):
             self._left = [each for each in self._left if each not in idle] + [*before.values()]
 
     def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles whose new room Ray hasn't found.
+        """Undo moves to room that Ray hasn't found; see `Bundles.move_back`.
 
-        Returns:
-            these bundles, and the others of their group, for which less room has been requested:
-            request agents anew for all of them.
+        For the others of their group less room is requested then.
         """
         table: dict[str, dict[str, Any]] = placement_group_table()
         with self._lock:

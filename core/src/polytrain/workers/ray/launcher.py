@@ -156,12 +156,7 @@ class RayAgentLauncher:
         self.bundles = AgentBundles(resources=self.resources, labels=self.labels)
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Request an agent, which later arrives or is lost.
-
-        Args:
-            bundle: a reserved bundle; None for any node.
-            avoid: nodes to avoid if `bundle` is None.
-        """
+        """Request an agent; see `AgentLauncher.ask`."""
         number = next(self._numbers)
         agent_handle = AgentHandle(number=number, bundle=bundle)
         # The placer also adds hosts.
