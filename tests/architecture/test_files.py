@@ -42,6 +42,7 @@ OTHER_FILES = {
     "record/near_runs.py": "the directory that the user keeps runs in, each of which may be a link",
     "workers/processes/zygote_connection.py": "/proc of a zygote",
     "workers/processes/cache.py": "modules that are imported",
+    "workers/processes/named_memory.py": "memory that worker processes share under a name",
     "workers/ray/connection.py": "Ray's own file",
     "workers/ray/cluster.py": "memory that Ray has mapped",
     "workers/session/session.py": "the directory that the user wants to have deleted",
