@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from polytrain_torch.transformers.buffers import send_before_evaluations
+from polytrain_torch.transformers.trainer import send_before_evaluations
 
 
 def test_ddp_may_ignore_all_buffers() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
@@ -37,6 +38,7 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.stopping import agreed, any_rank_stops
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
+from polytrain_torch.private import send_buffers, uncompiled
 from polytrain_torch.transformers.adapters import (
     is_adapted,
     load_buffers,
@@ -44,7 +46,6 @@ from polytrain_torch.transformers.adapters import (
     write_buffers,
 )
 from polytrain_torch.transformers.best_model import restore_best
-from polytrain_torch.transformers.buffers import send_before_evaluations
 from polytrain_torch.transformers.epoch_order import EpochOrder
 from polytrain_torch.transformers.kept_steps import KeptSteps
 from polytrain_torch.transformers.loggers import KeptEvents
@@ -162,6 +163,23 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     trainer.add_callback(reports._order)
     trainer.train = train
     return trainer
+
+
+def send_before_evaluations(trainer: Trainer) -> None:
+    """Have DDP send rank 0's buffers before a trainer evaluates or predicts.
+
+    DDP sends them in training steps only, and Transformers evaluates without DDP: each rank would
+    use running means of its own since the last step, which a restart loses.
+    """
+    own_loop = trainer.evaluation_loop
+
+    def evaluation_loop(*args: Any, **options: Any) -> Any:
+        model = uncompiled(trainer.model_wrapped)
+        if isinstance(model, DistributedDataParallel):
+            send_buffers(model)
+        return own_loop(*args, **options)
+
+    trainer.evaluation_loop = evaluation_loop
 
 
 class ReportCallback(TrainerCallback):
