@@ -135,8 +135,7 @@ class Facts:
     """`train_loop_config`."""
 
     hyperparameters: Mapping[str, Any]
-    """`train_loop_config`, and the options that aren't the backend's defaults, as one level; of
-    journals that don't have them, `train_loop_config` as it was given."""
+    """`train_loop_config`, and the options that aren't the backend's defaults, as one level."""
 
     programs: tuple[Program, ...]
     """What each driver ran: its command and the git commit of its code. The last one last."""
@@ -146,7 +145,7 @@ class Facts:
 
     settings: Mapping[str, Any]
     """Every option of `ScalingConfig`, `RunConfig` and `ValidationConfig` of the last driver, by
-    where it is set; empty in journals that don't have them."""
+    where it is set."""
 
     cluster: str
     """Where its workers were, and why there."""
@@ -216,7 +215,7 @@ def facts_of(
         ranks=record.ranks.overviews(),
         options=shown(record.identity["options"]),
         training_config=shown(content.get("train_loop_config")),
-        hyperparameters=_hyperparameters(record),
+        hyperparameters=record.facts.hyperparameters,
         programs=tuple(record.facts.programs),
         nodes=tuple(record.facts.nodes),
         settings=shown(record.configuration.options),
@@ -242,15 +241,6 @@ def _attempt(attempt: AttemptOverview, wall_s: float) -> AttemptFacts:
         failure=None if attempt.failure is None else failure_of(attempt.failure),
         reason=attempt.reason,
     )
-
-
-def _hyperparameters(record: RunRecord) -> Mapping[str, Any]:
-    if record.facts.hyperparameters:
-        return record.facts.hyperparameters
-    config = shown(record.identity.get("content", {}).get("train_loop_config"))
-    if config is None or isinstance(config, Mapping):
-        return config or {}
-    return {"train_loop_config": config}
 
 
 def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
