@@ -232,6 +232,17 @@ def test_another_users_directory_is_refused(
         Scratch.hold("run")
 
 
+def test_a_file_system_without_locks_is_refused_with_the_remedy(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=f"in {temporary}/.*Function not implemented.*set TMPDIR"):
+        Scratch.hold("a")
+
+
 def test_a_thing_is_done_by_one_at_a_time() -> None:
     scratches = [Scratch.hold("run") for _ in range(4)]
     inside: list[int] = []

@@ -154,8 +154,16 @@ def _locked(directory: Path) -> OwnDescriptor:
             lock = _opened(directory / _LOCK)
         except FileNotFoundError:
             continue
-        # No time limit: an exclusive holder only renames a directory, or releases it at once.
-        fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
+        try:
+            # No time limit: an exclusive holder only renames a directory, or releases it at once.
+            fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
+        except OSError as error:
+            lock.close()
+            # Some network file systems have no locks.
+            raise OSError(
+                f"No file can be locked in {directory.parent} ({error.strerror}): set TMPDIR to a "
+                "directory on another disk."
+            ) from error
         # Another run may have removed the directory between the two calls.
         if _is_lock_of(lock.fileno(), directory):
             return lock
