@@ -216,7 +216,8 @@ def test_it_has_what_the_frameworks_own_estimator_has_after_fit(cls: Any) -> Non
         assert ours.get_xgb_params() == {"max_depth": 3}
     else:
         assert ours.objective_ == theirs.objective_
-        assert ours.n_iter_ == ours.n_estimators_ == ours.booster_.current_iteration()
+        assert ours.n_iter_ == ours.n_estimators_ == ours.best_iteration_ > 0
+        assert fitted(cls).n_iter_ == 12
         assert ours.n_features_ == 4
 
 

@@ -65,6 +65,10 @@ def test_an_objective_that_is_none_is_refused() -> None:
 def test_what_an_objective_cannot_do_without() -> None:
     assert list(problems(params={"objective": "ova"})) == ["params['num_class']"]
     assert problems(params={"objective": "ova", "num_classes": "3"}) == {}
+    for known in ("binary", "regression"):
+        params = {"objective": known, "num_class": 2}
+        assert list(problems(params=params)) == ["params['num_class']"]
+        assert problems(params={**params, "num_class": 1}) == {}
     assert list(problems(params={"objective": "lambdarank"})) == ["group"]
     assert problems(params={"objective": "lambdarank"}, group="w") == {}
 

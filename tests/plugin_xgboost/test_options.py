@@ -456,3 +456,11 @@ def test_what_xgboost_refuses_is_refused_before_workers_start(
     assert f"params[{name!r}]" in problems(label="y", params={name: value})
     for each in allowed:
         assert problems(label="y", params={name: each}) == {}
+
+
+def test_classes_need_an_objective_that_has_them() -> None:
+    params = {"objective": "binary:logistic", "num_class": 2}
+    assert "multi:softprob" in problems(label="y", params=params)["params['num_class']"].remedy
+    assert problems(label="y", params=params, obj=len) == {}
+    assert problems(label="y", params={**params, "objective": "multi:softmax"}) == {}
+    assert problems(label="y", params={**params, "num_class": 1}) == {}

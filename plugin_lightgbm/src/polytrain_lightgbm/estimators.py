@@ -272,8 +272,8 @@ class _LGBMEstimator(BackendEstimator):
 
     @property
     def n_estimators_(self) -> int:
-        """Number of rounds in the model, with those of `init_model`."""
-        return int(self.booster_.current_iteration())
+        """Number of rounds up to the best, or the last, with those of `init_model`."""
+        return self.best_iteration_ or int(self.booster_.current_iteration())
 
     n_iter_ = n_estimators_
 

@@ -82,6 +82,12 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
         yield needed_by_objective(
             str(objective), "params['num_class']", "Give the number of classes, 2 or more"
         )
+    if known_as not in (None, *MULTICLASS) and is_at_least(value(params, "num_class"), 2):
+        yield parameter_problem(
+            "num_class",
+            f"LightGBM takes one class with the objective {objective!r}",
+            "Leave it out, or use the objective 'multiclass'",
+        )
     if known_as in RANKING and group is None:
         yield needed_by_objective(
             str(objective), "group", "Name the column that tells the query of a row"

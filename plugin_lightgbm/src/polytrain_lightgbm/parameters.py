@@ -115,6 +115,7 @@ RANGES = {
     **dict.fromkeys(
         (
             *("cat_l2", "cat_smooth", "cegb_penalty_split", "cegb_tradeoff", "lambda_l1"),
+            "early_stopping_min_delta",
             *("lambda_l2", "linear_lambda", "min_data_in_leaf", "min_gain_to_split"),
             *("min_sum_hessian_in_leaf", "monotone_penalty", "path_smooth"),
         ),

@@ -22,6 +22,7 @@ from polytrain_xgboost.parameters import (
     QUANTILES,
     bound_problems,
     callback_problems,
+    class_problems,
     feature_weight_problems,
     function_problems,
     is_true,
@@ -188,6 +189,8 @@ class XGBoost(Booster):
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         if isinstance(self.params, Mapping):
             yield from tree_problems(self.params, self._categories(job))
+            if self.obj is None:
+                yield from class_problems(self.params)
             several = number_of_outputs(self.params) > 1
             yield from score_problems("base_margin", self.base_margin, has_several=several)
         if self.feature_weights is not None:

@@ -264,6 +264,17 @@ def number_of_outputs(params: Mapping[str, Any]) -> int:
     return len(alphas) if isinstance(alphas, Sized) else 1
 
 
+def class_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if there are several classes, and XGBoost's objective takes none."""
+    objective = str(params.get("objective", "reg:squarederror"))
+    if is_at_least(params.get("num_class"), 2) and not objective.startswith("multi:"):
+        yield parameter_problem(
+            "num_class",
+            f"XGBoost has no classes with the objective {objective!r}",
+            "Leave it out, or use the objective 'multi:softprob'",
+        )
+
+
 def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
     """Yield the reasons why XGBoost can't grow trees with a value for each output."""
     if number_of_outputs(params) < 2 or params.get("multi_strategy") != _MULTI_OUTPUT_TREE:
