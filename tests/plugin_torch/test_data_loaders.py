@@ -653,9 +653,11 @@ def test_a_loader_that_is_not_split_goes_on_at_its_place(run: Run) -> None:
 
 
 def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
-    """Two batches, a restart that only saves, and then the rest."""
+    """Two batches, a restart that only saves, and then the rest; after that there is nothing."""
 
     def train(config: Any) -> None:
+        from itertools import islice
+
         from torch.utils.data import DataLoader, IterableDataset
 
         from polytrain_torch import TrainingState, prepare_data_loader
@@ -664,9 +666,10 @@ def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
             first = 0
 
             def __iter__(self) -> Any:
-                for row in range(self.first, 12):
+                for row in range(self.first, 11):
                     self.first = row + 1
                     yield row
+                self.first = 0
 
             def state_dict(self) -> dict[str, int]:
                 return {"first": self.first}
@@ -677,14 +680,16 @@ def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
         state = TrainingState()
         state.restore()
         batches = iter(prepare_data_loader(DataLoader(Counts(), batch_size=2)))
-        rows = [next(batches).tolist() for _ in range(config["takes"])]
+        rows = [batch.tolist() for batch in islice(batches, config["takes"])]
         state.report({"rows": rows})
 
     first = run(train, train_loop_config={"takes": 2})
     saves = run(train, train_loop_config={"takes": 0}, restore_from=first.checkpoint)
     rest = run(train, train_loop_config={"takes": 4}, restore_from=saves.checkpoint)
     assert first.metrics["rows"] == [[0, 1], [2, 3]]
-    assert rest.metrics["rows"] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+    assert rest.metrics["rows"] == [[4, 5], [6, 7], [8, 9], [10]]
+    over = run(train, train_loop_config={"takes": 1}, restore_from=rest.checkpoint)
+    assert over.metrics["rows"] == []
 
 
 def test_a_stream_that_loses_its_place_is_reported_once(

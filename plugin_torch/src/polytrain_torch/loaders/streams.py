@@ -36,6 +36,8 @@ class RanksPart(IterableDataset[Any]):
         """
         self._dataset = dataset
         self._rank, self._size = rank, size
+        self._is_over = False
+        """Whether the data set has no items left for the iteration that began last."""
 
     def __iter__(self) -> Iterator[Any]:
         items = self._items()
@@ -49,6 +51,7 @@ class RanksPart(IterableDataset[Any]):
         while len(round_) == self._size:
             yield round_[self._rank]
             round_ = list(islice(items, self._size))
+        self._is_over = True
         if round_:
             repeated = cycle(first)
             yield [*round_, *islice(repeated, self._size - len(round_))][self._rank]
@@ -82,6 +85,10 @@ class RanksPartOfPipe(RanksPart):
         return iter(self._dataset)
 
 
+_OVER: dict[str, Any] = {"polytrain": "over"}
+"""The state of an iteration that has no items left."""
+
+
 class StatefulRanksPart(RanksPart):
     """Yields this rank's items of a data set with a state."""
 
@@ -91,10 +98,16 @@ class StatefulRanksPart(RanksPart):
         self._current: Any = dataset
 
     def __iter__(self) -> Iterator[Any]:
+        self._is_over = False
+        return self._left()
+
+    def _left(self) -> Iterator[Any]:
         state, self._resumed = self._resumed, None
         self._current = self._dataset
         if state is None:
             yield from super().__iter__()
+            return
+        if state == _OVER:
             return
         first = list(islice(iter(self._dataset), self._size))
         self._current = _resumable(self._dataset)
@@ -104,6 +117,9 @@ class StatefulRanksPart(RanksPart):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data set's state, between two rounds."""
+        if self._is_over:
+            # Its own may already be that of the next iteration's start.
+            return _OVER
         state: dict[str, Any] = self._current.state_dict()
         return state
 
