@@ -371,6 +371,23 @@ def test_a_number_that_is_in_the_progress_comes_back() -> None:
     assert found_by(counter, other=STEPS) is not None
 
 
+def best_so_far(training: Training) -> None:
+    best, which = None, ""
+    for _ in training.batches():
+        best = min(best or 1.0, 1 / (training.step + 1))
+        which = which[:0] + f"of step {training.step}"
+        training.steps()
+        if training.step == STEPS:
+            break
+
+
+def test_what_else_is_plain_in_the_progress_comes_back_by_its_own_name() -> None:
+    which = f"of step {STEPS - 1}"
+    assert found_by(best_so_far, best=1 / STEPS, which=which) is None
+    assert "'best'" in str(found_by(best_so_far, best=1.0, which=which))
+    assert "'which'" in str(found_by(best_so_far, best=1 / STEPS))
+
+
 class Holder:
     """What training functions have beside numbers: something with attributes."""
 

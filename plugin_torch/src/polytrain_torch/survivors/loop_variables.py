@@ -157,9 +157,10 @@ class Loop:
         for (name, where), value in now.references.items():
             if all(each.has((name, where), now.snapshot, value) for each in before):
                 continue
-            # A restart that begins its loop with the saved number sets the variable to it.
-            saved = numbers if where == _AROUND else [progress.get(name)]
-            if any(type(each) is int and value == (int, each) for each in saved):
+            # A restart that begins its loop with what is saved sets the variable to it.
+            own = [progress[name]] if name in progress else []
+            saved = numbers if where == _AROUND else own
+            if any(isinstance(each, PLAIN) and value == plain(each) for each in saved):
                 continue
             return f"its variable {name!r} changes from step to step, and isn't in TrainingState"
         for place, value in now.attributes.items():
