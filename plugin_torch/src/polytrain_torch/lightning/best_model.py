@@ -23,6 +23,7 @@ from polytrain import (
     get_context,
 )
 from polytrain_torch.checkpoints.parts import copy_whole
+from polytrain_torch.lightning.savers import model_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class SavedFiles:
 
     def forget_unused(self, trainer: Any) -> None:
         """Forget the files that no callback names any more."""
-        used = {path for each in _callbacks(trainer) for path in _paths(each.state_dict())}
+        used = {path for each in model_checkpoints(trainer) for path in _paths(each.state_dict())}
         self._steps = {path: step for path, step in self._steps.items() if path in used}
 
     def write(self, directory: Path, steps: Mapping[str, int]) -> None:
@@ -77,7 +78,7 @@ class SavedFiles:
         file = resumed / _FILE
         self._steps = json.loads(file.read_text()) if file.exists() else {}
         kept = _Kept(reported, names=self._names, resumed=resumed, step=checkpoint["global_step"])
-        for each in _callbacks(trainer):
+        for each in model_checkpoints(trainer):
             state = checkpoint["callbacks"].get(each.state_key)
             # A directory such as s3://bucket/models outlives the workers.
             if state and "://" not in f"{each.dirpath}{state['dirpath']}":
@@ -134,10 +135,6 @@ class _Kept:
                 if Path(found, fit_file).read_text() == fit:
                     return str(copy_whole(Path(found, file), target))
         return None
-
-
-def _callbacks(trainer: Any) -> list[ModelCheckpoint]:
-    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
 
 
 def _paths(state: Mapping[str, Any]) -> list[str]:

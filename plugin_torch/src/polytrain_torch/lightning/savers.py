@@ -37,7 +37,7 @@ def save_others(trainer: Any, saved: Path) -> None:
     They skip their own call, as they would in any step that they have saved. Callbacks with hooks
     of their own are left out: two calls may be too many for them.
     """
-    hook, callbacks = current_hook(trainer), _callbacks(trainer)
+    hook, callbacks = current_hook(trainer), model_checkpoints(trainer)
     by_path = {Path(path): each for each in callbacks for path in _paths(each)}
     saver = by_path.get(saved)
     if hook not in _ARGUMENTS or saver is None:
@@ -52,17 +52,18 @@ def save_others(trainer: Any, saved: Path) -> None:
 
 def all_saved_last(trainer: Any) -> dict[str, dict[str, Any]]:
     """Return what each callback knows of its last save, which its state lacks."""
-    return {each.state_key: saved_last(each) for each in _callbacks(trainer)}
+    return {each.state_key: saved_last(each) for each in model_checkpoints(trainer)}
 
 
 def set_all_saved_last(trainer: Any, saved: Mapping[str, Mapping[str, Any]]) -> None:
     """Restore what `all_saved_last` has returned. All ranks call this."""
-    for each in _callbacks(trainer):
+    for each in model_checkpoints(trainer):
         if each.state_key in saved:
             set_saved_last(each, trainer, saved[each.state_key])
 
 
-def _callbacks(trainer: Any) -> list[ModelCheckpoint]:
+def model_checkpoints(trainer: Any) -> list[ModelCheckpoint]:
+    """Return the callbacks of a trainer that save its checkpoints."""
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
 
 
