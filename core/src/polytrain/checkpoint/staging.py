@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,6 +216,16 @@ def clear(root: Path, *, before: AttemptId) -> None:
         parsed = parse_directory_name(name.partition(_OF_RANK)[0])
         if parsed is not None and parsed[1] < before:
             remove(root / name)
+
+
+def clear_of_rank(root: Path, of: AttemptId, rank: int, spared: Container[Path]) -> None:
+    """Delete what a rank's process, which has ended, has staged. The next attempt starts anyway."""
+    with contextlib.suppress(OSError):
+        for name, _ in Beneath(root.parent).names(root.name):
+            parsed = parse_directory_name(name.partition(_OF_RANK)[0])
+            is_own = name.partition(_OF_RANK)[2] in (f"{rank}", f"{rank}{_GONE}")
+            if is_own and parsed is not None and parsed[1] == of and root / name not in spared:
+                remove(root / name)
 
 
 def remove_with_root(root: Path, *, before: AttemptId) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.faulty_storage import FaultyFileSystem
 from tests.unit.checkpoint.checkpoints import ATTEMPT, stage, store_in
 
+from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten
 from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.store import CheckpointStore
@@ -42,6 +43,25 @@ def staged_part(staged: Path, number: int = 1) -> StagedPart:
         metrics={},
         positions={},
     )
+
+
+def test_what_a_killed_process_had_begun_to_stage_is_deleted(tmp_path: Path) -> None:
+    """In object storage, or on another disk, nothing else deletes it before the run's end."""
+    stagings = Stagings(scratch=tmp_path / "scratch", near=None)
+    begun, others, later = (
+        stagings.new(directory_name(1, attempt), rank)
+        for attempt, rank in ((ATTEMPT, 0), (ATTEMPT, 1), (replace(ATTEMPT, attempt=1), 0))
+    )
+
+    async def run() -> None:
+        store = store_in(tmp_path / "run")
+        PartStorer(store, merges_files=False, emit=Mock()).clear(stagings.scratch, ATTEMPT, 0)
+        while begun.exists():
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert others.exists()
+    assert later.exists()
 
 
 @pytest.fixture

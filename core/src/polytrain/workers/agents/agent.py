@@ -388,6 +388,8 @@ class Agent:
         self, worker: WorkerConnection, how: str, killed: bool, ended_at: float
     ) -> None:
         await self._parts.finish()
+        if self._scratch is not None:
+            self._parts.clear(self._scratch.path, worker.order.attempt_id, self._rank)
         now = asyncio.get_running_loop().time()
         self.emit(
             Exited(

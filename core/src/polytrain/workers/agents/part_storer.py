@@ -21,7 +21,7 @@ from polytrain.checkpoint.parts import (
     kept_if_unstored,
     stored_part,
 )
-from polytrain.checkpoint.staging import remove, size_of
+from polytrain.checkpoint.staging import clear_of_rank, remove, size_of
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed, StateUnwritten
@@ -108,6 +108,11 @@ class PartStorer:
     async def finish(self) -> None:
         """Wait until all parts are stored or dropped; a state may be late."""
         await asyncio.gather(*self._tasks)
+
+    def clear(self, scratch: Path, of: AttemptId, rank: int) -> None:
+        """Delete what a rank's ended process had begun to stage in the run's directory here."""
+        spared = frozenset(self._copies.values())
+        in_daemon_thread(clear_of_rank, scratch, of, rank, spared, else_here=True)
 
     def forget_copies(self, *, before: int) -> None:
         """Delete the local copies of older checkpoints: no attempt resumes from them."""
