@@ -215,6 +215,33 @@ def test_weights_that_were_changed_before_a_queued_step_are_not_written(
     within(train)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_number_that_a_queued_step_has_raised_is_not_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ahead: int
+) -> None:
+    """Optimizers of one's own may count steps without tensors."""
+
+    def train() -> None:
+        gpu = simulate_gpu(monkeypatch)
+        rank = Rank(monkeypatch)
+        rank.step()
+        first = rank.optimizer.state[rank.model[0].weight]
+        first["count"] = 1
+        rank.report()
+        gpu.work_off()
+        for _ in range(ahead):
+            queue_step(rank)
+            first["count"] += 1
+        if not ahead:
+            rank.write(tmp_path)
+            return
+        with pytest.raises(NotCleanError, match="state isn't all tensors"):
+            rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists() == (not ahead)
+
+
 def test_a_step_on_another_stream_is_trained_and_not_kept(
     within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -354,6 +354,12 @@ class LiveParts:
             mine is not its for mine, its in zip(now, self._large, strict=True)
         ):
             raise NotCleanError("parts were replaced after the step")
+        states = (each for one in self.optimizers.values() for each in one.state.values())
+        if last is not None and not all(map(_is_all_tensors, states)):
+            raise NotCleanError(
+                "an optimizer's state isn't all tensors, and was changed for a step that its GPU "
+                "hasn't come to"
+            )
         last = self.versions() if last is None else last
         if last != versions or not self._has_sample(sample):
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
@@ -495,6 +501,11 @@ def _outline(states: Mapping[Any, Mapping[str, Any]]) -> list[int]:
     """Return what changes if an optimizer gets more states, or makes all anew in its step."""
     first = next(iter(states.values()), {})
     return [len(states), *(id(each) for each in first.values() if isinstance(each, torch.Tensor))]
+
+
+def _is_all_tensors(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state has nothing that an optimizer changes when it queues a step."""
+    return all(each is None or isinstance(each, torch.Tensor) for each in state.values())
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:
