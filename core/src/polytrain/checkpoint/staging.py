@@ -222,9 +222,10 @@ def clear_of_rank(root: Path, of: AttemptId, rank: int, spared: Container[Path])
     """Delete what a rank's process, which has ended, has staged. The next attempt starts anyway."""
     with contextlib.suppress(OSError):
         for name, _ in Beneath(root.parent).names(root.name):
-            parsed = parse_directory_name(name.partition(_OF_RANK)[0])
-            is_own = name.partition(_OF_RANK)[2] in (f"{rank}", f"{rank}{_GONE}")
-            if is_own and parsed is not None and parsed[1] == of and root / name not in spared:
+            directory, _, its_rank = name.partition(_OF_RANK)
+            parsed = parse_directory_name(directory)
+            is_own = parsed is not None and parsed[1] == of and its_rank == f"{rank}"
+            if is_own and root / name not in spared:
                 remove(root / name)
 
 
