@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +27,7 @@ from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader
 from polytrain_torch.randomness import file_of, generators_of, generators_within
 from polytrain_torch.survivors import keeper, point_writer, unused_gradients
+from polytrain_torch.survivors.data_accesses import accesses
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.unused_gradients import UnusedGradients
@@ -593,6 +595,40 @@ def test_weights_that_are_others_for_a_while_are_not_written(
             rank.keeper.epoch_is_over()
         with pytest.raises(NotCleanError, match="changed after the step"):
             rank.write(tmp_path)
+
+    within(train)
+
+
+def test_weights_that_a_step_puts_back_are_written_after_it(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.report()
+        own = rank.model[0].weight.detach().clone()
+        rank.model[0].weight.data = own * 0.5
+        rank.backward()
+        rank.model[0].weight.data = own
+        rank.take(rank.optimizer)
+        rank.report()
+        rank.write(tmp_path)
+
+    within(train)
+    assert [*tmp_path.iterdir()]
+
+
+def test_a_training_that_copies_its_model_adds_nothing_up(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.report()
+        before = accesses()
+        pickle.loads(pickle.dumps(deepcopy(rank.model)))
+        rank.step()
+        assert accesses() == before
+        assert rank.model[0].weight.data.sum() == rank.model[0].weight.sum()
+        assert accesses() == before + 1
 
     within(train)
 

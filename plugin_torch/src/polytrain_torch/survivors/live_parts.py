@@ -16,6 +16,7 @@ from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.data_accesses import accesses
 from polytrain_torch.survivors.gpu_copies import (
     GpuBuffers,
     GpuCopies,
@@ -29,7 +30,8 @@ from polytrain_torch.survivors.kept_by_rank import State
 _INTEGERS = {each.itemsize: each for each in (torch.int8, torch.int16, torch.int32, torch.int64)}
 
 Sample: TypeAlias = tuple[int, ...] | torch.Tensor
-"""Of each parameter the sum of its values' bits, or on a GPU the sum of all absolute values."""
+"""Of each parameter the sum of its values' bits, or on a GPU the sum of all absolute values; empty
+as long as nothing can have changed them unseen."""
 
 _MOST_ON_CPU = 1 << 20
 """Bytes of an optimizer's state that may be on the CPU while its parameters are on a GPU."""
@@ -138,6 +140,7 @@ class LiveParts:
             return "its ranks' parameters would have to be compared after each step, on GPUs"
         if gpus:
             self._begin_on_gpu(*gpus)
+        self._accesses = accesses()
         self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
         self._addresses = [buffer.data_ptr() for buffer in self.buffers]
         saved = self._saved()
@@ -158,7 +161,7 @@ class LiveParts:
             self.gpu_buffers = GpuBuffers(on_gpu, self.gpu_queue)
         with self.gpu.aside():
             # Its memory stays with that stream: later no thread has to take any there.
-            self.sample()
+            self._sums()
 
     def _unsuitable_devices(
         self, devices: Collection[torch.device], *, copies_gpu: bool
@@ -253,7 +256,7 @@ class LiveParts:
                 for name, optimizer in self.optimizers.items()
             },
             "parts": {name: part.state_dict() for name, part in self._others.items()},
-            "sample": self.sample() if self.compares else None,
+            "sample": self._sums() if self.compares else None,
         }
 
     def large(self) -> list[torch.Tensor]:
@@ -304,10 +307,13 @@ class LiveParts:
         return (local_part(each.detach()) for each in self._parameters)
 
     def sample(self) -> Sample:
-        """Return numbers that change with the parameters' values.
+        """Return numbers that change with the parameters' values, if `parameter.data` is in use.
 
-        Writes to `parameter.data` show nowhere else.
+        What is written there shows nowhere else. They cost 4 % of a step of AdamW on a CPU.
         """
+        return self._sums() if accesses() > self._accesses else ()
+
+    def _sums(self) -> Sample:
         if self.gpu is not None:
             # One number, which is queued: nobody waits for it here.
             return torch.nn.utils.get_total_norm(self._local_parameters(), 1.0)
@@ -368,8 +374,8 @@ class LiveParts:
         if sample is None:
             return True
         now = self.sample()
-        if isinstance(now, torch.Tensor) and isinstance(sample, torch.Tensor):
-            return torch.equal(now.cpu(), sample.cpu())
+        if isinstance(now, torch.Tensor):
+            return isinstance(sample, torch.Tensor) and torch.equal(now.cpu(), sample.cpu())
         return now == sample
 
     def expect_usable(
