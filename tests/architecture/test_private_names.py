@@ -138,6 +138,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightgbm.callback": ("_EarlyStoppingCallback", "_RecordEvaluationCallback"),
         "lightgbm.callback._RecordEvaluationCallback": ("_init",),
     },
+    "multiprocessing": {
+        "multiprocessing.resource_tracker": ("_resource_tracker",),
+        "multiprocessing.resource_tracker.ResourceTracker": ("_fd", "_pid"),
+    },
     "ray": {"ray.data.DataContext": ("_execution_idx", "_set_current")},
 }
 """Package to owner (a module or a class) to names that are used as attributes."""
@@ -160,6 +164,10 @@ OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_mask", "_orig", "_parallel"}
 ELSEWHERE = {
     # Both plugins for Keras use it, and it imports none.
     ("_flatten_layers", "core/src/polytrain/keras_layers.py"),
+    # The standard library's tracker of names, which has no public interface.
+    ("_fd", "core/src/polytrain/workers/processes/named_memory.py"),
+    ("_pid", "core/src/polytrain/workers/processes/named_memory.py"),
+    ("_resource_tracker", "core/src/polytrain/workers/processes/named_memory.py"),
     # The driver's list of modules that a zygote imports: what a version lacks is left out.
     ("torch._dynamo", "plugin_torch/src/polytrain_torch/backend.py"),
 }

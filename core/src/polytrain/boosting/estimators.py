@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -107,7 +108,7 @@ class BackendEstimator(BaseEstimator, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = name in self._parameter_names or name in self._estimator_names
-        if known and name not in self._get_param_names():
+        if known and name not in signature(type(self).__init__).parameters:
             self._params[name] = value
         else:
             super().__setattr__(name, value)
