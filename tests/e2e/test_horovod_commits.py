@@ -92,7 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit(RunConfig(storage_path=tmp_path_factory.mktemp("calm"), progress=False), None)
 
 
-WITHIN_A_COMMIT = [(0, "write_state"), only_in_sweep(1, "save")]
+WITHIN_A_COMMIT = [(0, "write_state"), only_in_sweep(1, "report")]
 """A rank, and what it dies after: rank 0 writes the files, and all ranks report afterwards."""
 
 

@@ -27,7 +27,7 @@ LIBRARIES_OF_DOORS = (
 )
 """Imported once, for the workers of all doors."""
 
-SLOW = ("Lightning", "Transformers", "Accelerate", "Keras", "processes", "compile")
+SLOW = ("Lightning", "Transformers", "Accelerate", "FSDP2", "Keras", "processes", "compile")
 
 
 @pytest.mark.parametrize("door", DOORS)

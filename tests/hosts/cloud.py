@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -81,7 +82,7 @@ class Cloud:
     def preempt(self, host: Host, *, notice_s: int = 0) -> None:
         """Take a machine away for good, and announce it some seconds ahead if there are any."""
         if notice_s:
-            self.head.run(["python", "-c", _DRAIN, self.address, host.address, str(notice_s)])
+            self.head.run([sys.executable, "-c", _DRAIN, self.address, host.address, str(notice_s)])
             time.sleep(notice_s)
         with self._lock:
             # The autoscaler gives a drained node back by itself.
