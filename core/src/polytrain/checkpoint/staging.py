@@ -219,7 +219,7 @@ def clear(root: Path, *, before: AttemptId) -> None:
 
 
 def clear_of_rank(root: Path, of: AttemptId, rank: int, spared: Container[Path]) -> None:
-    """Delete what a rank's process, which has ended, has staged. The next attempt starts anyway."""
+    """Delete what a rank's process, which has ended, has staged. An error is ignored."""
     with contextlib.suppress(OSError):
         for name, _ in Beneath(root.parent).names(root.name):
             directory, _, its_rank = name.partition(_OF_RANK)
@@ -245,8 +245,8 @@ _COPIED_BELOW = 1 << 16
 _REMEMBERED = 4096
 """Number of files of earlier reports to remember."""
 
-_TICK_NS = 10**6
-"""Nanoseconds to which a snapshot rounds a file's time down."""
+_TICK_NS = 1000
+"""Nanoseconds to which a snapshot rounds a file's time down: too few for a write in between."""
 
 Stamp = Sequence[int]
 """A linked file's size in bytes, and the modification time that was set, in nanoseconds."""
@@ -301,7 +301,7 @@ class Snapshots:
         self._seen[file] = status.st_ino
         if rewritten or status.st_size < _COPIED_BELOW:
             return None
-        # Not a whole tick: on a file system with coarser times every write would leave one.
+        # A coarser file system can't hold this time: there, files are copied.
         time = status.st_mtime_ns // _TICK_NS * _TICK_NS + 1
         stamp = status.st_size, time
         try:
@@ -315,7 +315,7 @@ class Snapshots:
         except OSError:
             # It is on another file system, on one without links, or another user's.
             pass
-        # This is also reached if the file system's times are too coarse.
+        # This is also reached if the file system can't hold the time.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=directory)
         return None
