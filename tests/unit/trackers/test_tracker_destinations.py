@@ -170,6 +170,10 @@ def test_a_place_that_is_named_is_the_same_tracker_with_its_other_options(kept: 
     assert chosen([kept], to, None) == ([kept], [])
 
 
+def test_a_database_may_be_named_from_the_working_directory() -> None:
+    assert Destination.of("mlflow=sqlite:///../mlflow.db").place == "sqlite:///../mlflow.db"
+
+
 def test_a_directory_of_wandb_that_the_storage_alone_names_is_not_used() -> None:
     kept = WandB(mode="online", project="p", directory="/else")
     found, unconfirmed = chosen([kept], [Destination.of("wandb=p")], Path("/run"))

@@ -39,7 +39,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.config.configs import RunConfig, ScalingConfig
-from polytrain.config.constraints import path_or_address, wrong_type
+from polytrain.config.constraints import storage_place, wrong_type
 from polytrain.config.listening import port_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
@@ -84,7 +84,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     if problems:
         # The following checks read the configuration; replace what is wrong with defaults.
         storage = getattr(spec.run_config, "storage_path", None)
-        is_wrong = [*path_or_address(storage)]
+        is_wrong = [*storage_place(storage)]
         run = RunConfig(storage_path=None if is_wrong else storage)
         spec = replace(spec, scaling_config=ScalingConfig(), run_config=run)
     problems += storage_problems_of(spec, location_of(spec))

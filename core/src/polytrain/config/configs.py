@@ -21,8 +21,8 @@ from polytrain.config.constraints import (
     divergence_rules,
     metric_name,
     node_labels,
-    path_or_address,
     resource_amounts,
+    storage_place,
     worker_count,
 )
 from polytrain.config.listening import network_name, port_range
@@ -358,7 +358,7 @@ class RunConfig(Config):
     its config, the backend's options, a data set or `restore_from` has changed since, it raises
     `InvalidJobError`."""
 
-    storage_path: Annotated[str | Path | None, Checked(path_or_address)] = None
+    storage_path: Annotated[str | Path | None, Checked(storage_place)] = None
     """Directory or address of all runs, reachable from every node: a directory that all nodes
     mount, or an address such as `s3://bucket/runs`. `~/polytrain_results` by default."""
 

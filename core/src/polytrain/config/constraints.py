@@ -351,15 +351,15 @@ def path_or_address(given: Any) -> Iterator[Wrong]:
         )
     elif str(given).startswith("~") and os.path.expanduser(given).startswith("~"):
         yield f"{str(given)!r} is below a home directory that isn't known", "Give its whole path"
-    elif _has_dots(str(given)):
+
+
+def storage_place(given: Any) -> Iterator[Wrong]:
+    """Yield why this can't be a path or an address of a storage."""
+    yield from path_or_address(given)
+    is_address = isinstance(given, str) and "://" in given and not given.startswith("file://")
+    if is_address and not {".", ".."}.isdisjoint(given.split("/")):
         # Clients of object storage shorten it in some requests, and not in others.
-        yield f"{str(given)!r} has '.' or '..' as a part", "Give the address without it"
-
-
-def _has_dots(place: str) -> bool:
-    """Return whether it is an address with a part that leads nowhere, or up."""
-    is_address = "://" in place and not place.startswith("file://")
-    return is_address and not {".", ".."}.isdisjoint(place.split("/"))
+        yield f"{given!r} has '.' or '..' as a part", "Write out which address is meant"
 
 
 def working_directory() -> Iterator[Wrong]:

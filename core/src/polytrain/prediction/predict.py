@@ -15,7 +15,7 @@ from polytrain.api.cluster_checks import directory_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
-from polytrain.config.constraints import Checked, Whole, field_problems, path_or_address
+from polytrain.config.constraints import Checked, Whole, field_problems, storage_place
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source, computed
@@ -70,7 +70,7 @@ class PredictionRequest:
     backend: Backend
     checkpoint: Checkpoint
     data: Any
-    output: Annotated[str | Path | None, Checked(path_or_address)] = None
+    output: Annotated[str | Path | None, Checked(storage_place)] = None
     keep: Sequence[str] = ()
     prediction_column: Annotated[str, Checked(column_name)] = "prediction"
     num_workers: Annotated[

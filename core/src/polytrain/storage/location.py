@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from polytrain.config.constraints import path_or_address, working_directory
+from polytrain.config.constraints import storage_place, working_directory
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth
 from polytrain.storage.local import LocalStorage
@@ -39,7 +39,7 @@ def expect_path(path: str | Path) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{quoted(path)} is not a path. Give a path or an address.")
-    for what, remedy in path_or_address(path):
+    for what, remedy in storage_place(path):
         raise ValueError(f"The path {what}. {remedy}")
 
 
