@@ -164,6 +164,24 @@ def test_a_directory_that_a_dying_agent_has_begun_is_swept_away(store: Checkpoin
     assert directories(store) == []
 
 
+def test_what_cannot_be_deleted_keeps_nothing_else_from_being_swept_away(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        store_part(store, number, model="stored, not committed")
+    kept, delete_below = directory_name(1, ATTEMPT), LocalStorage.delete_below
+
+    def refuse(self: LocalStorage, path: str) -> None:
+        if path.endswith(kept):
+            raise OSError(errno.EBUSY, "somebody has a file open")
+        delete_below(self, path)
+
+    monkeypatch.setattr(LocalStorage, "delete_below", refuse)
+    with pytest.raises(OSError, match="somebody has a file open"):
+        store.sweep(before=NEXT)
+    assert directories(store) == [kept]
+
+
 def test_what_is_not_a_runs_own_is_not_swept_away(store: CheckpointStore) -> None:
     commit(store, 0, model="weights")
     mine = Path(store.location.address, "checkpoints", "mine")

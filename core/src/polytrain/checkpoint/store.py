@@ -337,7 +337,11 @@ class CheckpointStore:
 
         Args:
             known: directories of committed checkpoints, which are left alone; there may be many.
+
+        Raises:
+            OSError: one of them can't be deleted; the others are.
         """
+        errors = []
         if self.location.is_local:
             # List only names: a directory may have no complete file, or thousands.
             names = {name for name, _ in self._files.names(CHECKPOINTS)}.difference(known)
@@ -349,7 +353,12 @@ class CheckpointStore:
         for name in names - committed:
             parsed = parse_directory_name(name)
             if parsed is not None and parsed[1] < before:
-                self._storage.delete_below(f"{CHECKPOINTS}/{name}")
+                try:
+                    self._storage.delete_below(f"{CHECKPOINTS}/{name}")
+                except OSError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _is_committed(self, name: str) -> bool:
         """Return whether a directory of a local storage has a manifest."""

@@ -316,6 +316,14 @@ class CheckpointCoordinator:
             self.manager.spares_previous = False
             self._retire()
 
+    def delete_the_rest(self) -> None:
+        """Try to delete once more what couldn't be deleted: no commit waits any more."""
+        self.background_tasks.submit(self._delete_undeleted)
+
+    def _delete_undeleted(self) -> None:
+        undeleted, self._undeleted = self._undeleted, []
+        self._delete(undeleted)
+
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""
         if doomed := self.manager.superseded():

@@ -140,6 +140,7 @@ class Controller:
                 self._take_deadline(deadline)
         self.checkpoints.all_are_good()
         conclusion = self.validation_results.concluded(self, self._conclusion)
+        self.checkpoints.delete_the_rest()
         self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.publisher.returned)
