@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {
         "torch": ("_C", "_lazy_clone"),
-        "torch._C": ("_current_graph_task_id", "_is_cow_tensor"),
+        "torch._C": ("_current_graph_task_id", "_is_cow_tensor", "_storage_Use_Count"),
+        "torch.UntypedStorage": ("_cdata",),
         "torch.Tensor": ("_version",),
         "torch._dynamo.OptimizedModule": ("_orig_mod",),
         "torch.autograd": ("_engine_run_backward",),

@@ -100,6 +100,13 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
 _version_of = attrgetter("_version")
 
 
+def has_other_users(tensor: torch.Tensor) -> bool:
+    """Return whether other tensors, or arrays, share a tensor's memory."""
+    storage = tensor.untyped_storage()
+    # One is the tensor itself, and one `storage`.
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
 def mark_unwritten(tensor: torch.Tensor) -> bool:
     """Have `is_unwritten` see writes to a tensor, also through `.data`, which changes no version.
 

@@ -8,30 +8,35 @@ from typing import Any
 import torch
 
 _DATA: Any = torch.Tensor.data
+_TORCHS_OWN = vars(torch.nn.parameter)
 
 _number = 0
 
 
+def count() -> None:
+    """Have `accesses` count, in this process and from now on."""
+    torch.nn.Parameter.data = property(_read, _set)
+
+
 def accesses() -> int:
-    """Return how often anything has read or set it in this process, since the first call."""
-    if "data" not in vars(torch.nn.Parameter):
-        torch.nn.Parameter.data = property(_read, _set)
+    """Return how often anything has read or set it since `count`."""
     return _number
 
 
 def _read(parameter: torch.nn.Parameter) -> torch.Tensor:
-    # Torch's own code copies and pickles it.
-    if sys._getframe(1).f_globals["__name__"] != torch.nn.parameter.__name__:
-        _count()
+    reader = sys._getframe().f_back
+    # Torch copies and pickles parameters by it.
+    if reader is None or reader.f_globals is not _TORCHS_OWN:
+        _note()
     found: torch.Tensor = _DATA.__get__(parameter)
     return found
 
 
 def _set(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    _count()
+    _note()
     _DATA.__set__(parameter, value)
 
 
-def _count() -> None:
+def _note() -> None:
     global _number
     _number += 1

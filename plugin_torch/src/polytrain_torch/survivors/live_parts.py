@@ -14,9 +14,13 @@ from polytrain.extension import NotCleanError
 from polytrain_torch.checkpoints.rank_parts import ddp_models, digest
 from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
-from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
-from polytrain_torch.survivors import points
-from polytrain_torch.survivors.data_accesses import accesses
+from polytrain_torch.private import (
+    ANY_BATCH_NORM,
+    has_other_users,
+    saves_plainly,
+    versions_of,
+)
+from polytrain_torch.survivors import data_accesses, points
 from polytrain_torch.survivors.gpu_copies import (
     GpuBuffers,
     GpuCopies,
@@ -30,8 +34,8 @@ from polytrain_torch.survivors.kept_by_rank import State
 _INTEGERS = {each.itemsize: each for each in (torch.int8, torch.int16, torch.int32, torch.int64)}
 
 Sample: TypeAlias = tuple[int, ...] | torch.Tensor
-"""Of each parameter the sum of its values' bits, or on a GPU the sum of all absolute values; empty
-as long as nothing can have changed them unseen."""
+"""Sums of the bits of each parameter's values, or on a GPU the sum of all absolute values; empty as
+long as nothing has used `parameter.data`."""
 
 _MOST_ON_CPU = 1 << 20
 """Bytes of an optimizer's state that may be on the CPU while its parameters are on a GPU."""
@@ -103,6 +107,9 @@ class LiveParts:
         self._are_numbers = False
         """Whether these are numbers of one type."""
 
+        self._accesses: int | None = None
+        """Uses of `parameter.data` before the first point; None until then."""
+
         self.note_groups()
 
     def note_groups(self) -> None:
@@ -140,7 +147,6 @@ class LiveParts:
             return "its ranks' parameters would have to be compared after each step, on GPUs"
         if gpus:
             self._begin_on_gpu(*gpus)
-        self._accesses = accesses()
         self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
         self._addresses = [buffer.data_ptr() for buffer in self.buffers]
         saved = self._saved()
@@ -311,13 +317,17 @@ class LiveParts:
 
         What is written there shows nowhere else. They cost 4 % of a step of AdamW on a CPU.
         """
-        return self._sums() if accesses() > self._accesses else ()
+        if self._accesses is None:
+            data_accesses.count()
+            is_aliased = any(has_other_users(each) for each in self._parameters)
+            self._accesses = data_accesses.accesses() - is_aliased
+        return self._sums() if data_accesses.accesses() > self._accesses else ()
 
     def _sums(self) -> Sample:
         if self.gpu is not None:
             # One number, which is queued: nobody waits for it here.
             return torch.nn.utils.get_total_norm(self._local_parameters(), 1.0)
-        return tuple(map(_sum_of_bits, self._local_parameters()))
+        return tuple(total for each in self._local_parameters() for total in _sums_of_bits(each))
 
     def changed_by_forward(self) -> set[int]:
         """Return ids of the buffers that a forward pass alone changes: those of batch norms."""
@@ -374,8 +384,10 @@ class LiveParts:
         if sample is None:
             return True
         now = self.sample()
-        if isinstance(now, torch.Tensor):
-            return isinstance(sample, torch.Tensor) and torch.equal(now.cpu(), sample.cpu())
+        if isinstance(sample, torch.Tensor):
+            return torch.equal(torch.as_tensor(now).cpu(), sample.cpu())
+        if not sample and (isinstance(now, torch.Tensor) or now):
+            raise NotCleanError("parameter.data was used after the step, for the first time")
         return now == sample
 
     def expect_usable(
@@ -514,11 +526,17 @@ def _is_all_tensors(state: Mapping[str, Any]) -> bool:
     return all(each is None or isinstance(each, torch.Tensor) for each in state.values())
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> int:
-    """Return a sum that doesn't depend on an order, and is as fast as the memory."""
+def _sums_of_bits(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return two sums, which don't depend on an order, and are as fast as the memory.
+
+    The first one is of an odd number of values: what adds the same number to the bits of each, such
+    as halving or negating them, changes it.
+    """
     own = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     integers = _INTEGERS[own.itemsize]
-    return int(own.view(integers).sum(dtype=integers))
+    bits = own.reshape(-1).view(integers)
+    odd = bits.numel() - (bits.numel() + 1) % 2
+    return int(bits[:odd].sum(dtype=integers)), int(bits[odd:].sum(dtype=integers))
 
 
 def _without_parameters(group: Mapping[str, Any]) -> State:
