@@ -281,7 +281,11 @@ def test_weights_that_an_evaluation_swaps_on_a_gpu_are_not_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def train() -> None:
-        _, rank = at_a_point(monkeypatch)
+        gpu, rank = at_a_point(monkeypatch)
+        rank.model[0].weight.data.sum()
+        rank.step()
+        rank.report()
+        gpu.work_off()
         rank.model[0].weight.data.mul_(0.5)
         with pytest.raises(NotCleanError, match="changed after the step"):
             rank.write(tmp_path)
