@@ -115,6 +115,54 @@ def test_layers_go_on_with_what_keras_sums_up_or_resets(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights, expected)
 
 
+def test_lora_in_a_sublayer_is_loaded_as_the_sum(tmp_path: Path) -> None:
+    """A loaded model has no LoRA there: Keras enables it only in layers with a configuration."""
+
+    def attending() -> Any:
+        attention = keras.layers.MultiHeadAttention(2, 2)
+        rows = keras.Input((5, 3))
+        made = keras.layers.Dense(1)(keras.layers.Flatten()(attention(rows, rows)))
+        model = keras.Model(rows, keras.layers.Dropout(0.5, seed=1)(made))
+        attention._query_dense.enable_lora(1)
+        model.compile(optimizer="adam", loss="mse")
+        return model
+
+    rows = np.random.default_rng(0).normal(size=(8, 5, 3))
+    model = attending()
+    model.fit(rows, rows.sum(axis=(1, 2)), verbose=0)
+    save(model, tmp_path, Progress(epochs=1))
+    loaded, into = load(tmp_path), attending()
+    load_into(into, tmp_path)
+    np.testing.assert_allclose(
+        loaded.predict(rows, verbose=0), model.predict(rows, verbose=0), rtol=1e-5
+    )
+    np.testing.assert_array_equal(loaded(rows, training=True) == 0, into(rows, training=True) == 0)
+    for expected, weights in zip(model.weights, into.weights, strict=True):
+        np.testing.assert_array_equal(weights, expected)
+
+
+def test_a_file_with_only_the_states_of_generators_is_loaded(tmp_path: Path) -> None:
+    """As checkpoints were written before other variables were added."""
+    lstm = keras.layers.LSTM(4, stateful=True)
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    model = keras.Sequential([keras.Input((5, 3), batch_size=4), lstm, dropout])
+    model.compile(optimizer="adam", loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    model(np.ones((4, 5, 3)), training=True)
+    save(model, tmp_path, Progress())
+    seeds = [each for each in model.variables if each.path.endswith("seed_generator_state")]
+    np.savez(tmp_path / "seeds.npz", *map(np.asarray, seeds))
+    loaded = load_to_resume(tmp_path)
+    lstm.reset_states()
+    for expected, values in zip(model.variables, loaded.variables, strict=True):
+        np.testing.assert_array_equal(values, expected)
+    np.savez(tmp_path / "seeds.npz")
+    with pytest.raises(
+        CheckpointError, match=r"has no states of 2 of its random number generators"
+    ):
+        load(tmp_path)
+
+
 def test_a_model_alone_is_loaded(tmp_path: Path) -> None:
     """As a training function may have written it."""
     model = trained(epochs=1)

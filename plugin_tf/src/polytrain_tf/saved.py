@@ -30,7 +30,12 @@ _SAFE_FROM = (3, 11)
 """The first Keras version without known bypasses of safe mode (CVE-2025-1550, 8747 and 9906)."""
 
 _PROGRESS_FILE = "progress.json"
-_SEEDS_FILE = "seeds.npz"
+_LEFT_OUT_FILE = "seeds.npz"
+"""What `_left_out` returns. The file's name is from when that was only generators' states."""
+
+_GENERATOR = "arr_"
+"""How names of generators' states begin, as NumPy has named them in older files."""
+
 _OPTIMIZERS_FILE = "optimizers.json"
 _SKIPPED = "Skipping variable loading for optimizer"
 """How Keras's warning begins that an optimizer's state isn't loaded."""
@@ -71,7 +76,8 @@ def save(model: Any, directory: Path, progress: Progress) -> None:
         model.save(Path(scratch, MODEL_FILE))
         _write_normalised(Path(scratch, MODEL_FILE), directory / MODEL_FILE)
     if isinstance(model, keras.Model):
-        np.savez(directory / _SEEDS_FILE, *map(storable, _left_out(model)))
+        left_out = {name: storable(each) for name, each in _left_out(model).items()}
+        np.savez(directory / _LEFT_OUT_FILE, **left_out)
         # It doesn't build an optimizer of a model's own either, and then leaves its state out.
         (directory / _OPTIMIZERS_FILE).write_text(json.dumps(_optimizers_of(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
@@ -127,7 +133,7 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
             f"custom_objects={{{name!r}: {name}}} for predict()."
         ) from error
     # A training function may have written only the model.
-    if (directory / _SEEDS_FILE).exists():
+    if (directory / _LEFT_OUT_FILE).exists():
         _load_left_out(model, directory)
     return model
 
@@ -226,29 +232,44 @@ def storable(value: Any) -> Any:
 
 
 def _load_left_out(model: Any, directory: Path) -> None:
-    with np.load(directory / _SEEDS_FILE) as saved:
-        for variable, name in zip(_left_out(model), saved.files, strict=True):
-            variable.assign(saved[name])
+    """Load what the file has of the variables that a model has, too.
+
+    The file may have weights of LoRA in a layer inside another, where a loaded model has none, but
+    their sum. An older file has only the states of random number generators.
+
+    Raises:
+        CheckpointError: the file lacks the state of a random number generator.
+    """
+    variables = _left_out(model)
+    with np.load(directory / _LEFT_OUT_FILE) as saved:
+        lacking = [name for name in variables if name not in saved and name.startswith(_GENERATOR)]
+        if lacking:
+            raise CheckpointError(
+                f"{type(model).__name__}: the checkpoint has no states of {len(lacking)} of its "
+                "random number generators. Build the model as it was when it was saved."
+            )
+        for name, variable in variables.items():
+            if name in saved:
+                variable.assign(saved[name])
 
 
-def _left_out(model: Any) -> list[Any]:
-    """Return the variables that Keras doesn't restore when it loads a model.
+def _left_out(model: Any) -> dict[str, Any]:
+    """Return the variables that Keras doesn't restore when it loads a model, by name.
 
     It resets the states of random number generators and of stateful layers. Of a layer with LoRA it
     saves the sum of its weights, and then begins with matrices of zeros, which never learn.
     """
-    layers = nested_layers(model)
-    stateful = [each for each in layers if isinstance(each, keras.layers.RNN) and each.stateful]
-    return [
-        *(each for each in model.variables if each.path.endswith("seed_generator_state")),
-        *(state for layer in stateful for state in keras.tree.flatten(layer.states or [])),
-        *(
-            weight
-            for layer in layers
-            if getattr(layer, "lora_enabled", False)
-            for weight in layer.weights
-        ),
-    ]
+    generators = [each for each in model.variables if each.path.endswith("seed_generator_state")]
+    found = {f"{_GENERATOR}{number}": each for number, each in enumerate(generators)}
+    for number, layer in enumerate(nested_layers(model)):
+        states, weights = [], []
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            states = keras.tree.flatten(layer.states or [])
+        if getattr(layer, "lora_enabled", False):
+            weights = layer.weights
+        for kind, variables in (("states", states), ("weights", weights)):
+            found |= {f"{number}/{kind}/{place}": each for place, each in enumerate(variables)}
+    return found
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
