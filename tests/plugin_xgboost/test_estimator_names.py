@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import xgboost
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from polytrain_plugins import InvalidJobError
@@ -73,3 +74,18 @@ def test_a_parameter_is_an_attribute_too() -> None:
         _ = model.gamma
     with pytest.raises(NotFittedError):
         _ = model.intercept_
+
+
+class Shallow(PolytrainXGBRegressor):
+    """It passes on whatever it doesn't name, and sets a parameter before that."""
+
+    def __init__(self, max_depth: int = 3, **params: Any) -> None:
+        self.max_depth = max_depth
+        super().__init__(**params)
+
+
+def test_a_subclass_may_name_only_some_parameters() -> None:
+    model = Shallow(eta=0.3).set_params(n_estimators=5, max_leaves=7)
+    assert model.n_estimators == 5
+    assert model._given == {"max_depth": 3, "eta": 0.3, "max_leaves": 7}
+    assert clone(model).set_params(max_depth=4)._given == {**model._given, "max_depth": 4}

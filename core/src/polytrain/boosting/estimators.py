@@ -88,7 +88,8 @@ class BackendEstimator(BaseEstimator, ABC):
         self.categorical = categorical
         self.scaling_config = scaling_config
         self.run_config = run_config
-        self._params = params
+        # A subclass may have set some before.
+        self._params: dict[str, Any] = self.__dict__.get("_params", {}) | params
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters of the estimator and of the framework."""
@@ -96,9 +97,12 @@ class BackendEstimator(BaseEstimator, ABC):
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters of the estimator, or of the framework."""
-        own = super().get_params(deep=False)
-        super().set_params(**{name: value for name, value in params.items() if name in own})
-        self._params |= {name: value for name, value in params.items() if name not in own}
+        own = {*super().get_params(deep=False), *_OWN_NAMES}
+        for name, value in params.items():
+            if name in own:
+                setattr(self, name, value)
+            else:
+                self._params[name] = value
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -108,8 +112,8 @@ class BackendEstimator(BaseEstimator, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = name in self._parameter_names or name in self._estimator_names
-        if known and name not in signature(type(self).__init__).parameters:
-            self._params[name] = value
+        if known and name not in _OWN_NAMES:
+            self.__dict__.setdefault("_params", {})[name] = value
         else:
             super().__setattr__(name, value)
 
@@ -377,6 +381,10 @@ class BackendEstimator(BaseEstimator, ABC):
         elif not by_name:
             table = renamed(table, self.model_features(self.model_), "The model")
         return without(table, self._params.get("missing"))
+
+
+_OWN_NAMES = signature(BackendEstimator.__init__).parameters
+"""Parameters that aren't passed to the framework. A subclass may not name them all."""
 
 
 class BackendRegressor(RegressorMixin, BackendEstimator):
