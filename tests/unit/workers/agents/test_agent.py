@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +31,9 @@ from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
+    Acknowledge,
     AgentEvent,
+    DrainAttempt,
     Kill,
     LaunchProcess,
     RankAssignment,
@@ -189,6 +191,38 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
         assert (start[0], roster[0]) == ("start", "roster")
         assert len(str(roster[1:])) > 4 << 20
         agent.process_ended(0, "exited with code 3", killed=False)
+
+    with_agent(spec, test)
+
+
+LATE_ROSTER, ROSTER = (SendRoster(attempt=attempt, offers=()) for attempt in (0, 1))
+LATE_DRAIN, DRAIN = (DrainAttempt(attempt=attempt) for attempt in (0, 1))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (ROSTER, DRAIN),
+        (DRAIN, LATE_ROSTER, ROSTER),
+        (ROSTER, LATE_ROSTER, DRAIN),
+        (DRAIN, LATE_DRAIN, ROSTER),
+    ],
+)
+def test_a_process_is_drained_after_its_roster_in_whatever_order_ray_brings_both(
+    spec: AgentSpec, calls: Sequence[SendRoster | DrainAttempt]
+) -> None:
+    async def test(agent: HeardAgent) -> None:
+        await launch(agent)
+        agent.process_ended(0, "exited with code 3", killed=False)
+        await launch(agent, 1)
+        for call in (*calls, Acknowledge(attempt=1, checkpoint=0)):
+            await agent.carry_out(call)
+        process, kinds = SocketChannel(FakeZygoteClient.theirs), []
+        while "settled" not in kinds:
+            receive = asyncio.get_running_loop().run_in_executor(None, process.receive)
+            kinds.append((await receive)[0])
+        assert kinds == ["start", "roster", "drain", "settled"]
+        agent.process_ended(1, "exited with code 3", killed=False)
 
     with_agent(spec, test)
 

@@ -122,10 +122,12 @@ class Agent:
         self._job_memory = job_memory
         self._storage_check = storage_check
         self._assignment: RankAssignment | None = None
-        self._with_roster = -1
-        """The attempt that has got its roster; -1 before the first."""
+        self._with_roster: set[int] = set()
+        """Attempts that have got their roster."""
 
-        self._to_drain: DrainAttempt | None = None
+        self._to_drain: dict[int, DrainAttempt] = {}
+        """Attempt → the request to stop it."""
+
         self._data = RankData()
         self.left = LeftStates(
             self._parts, room, host=place.host, emit=emit, take_part=self.take_part
@@ -171,13 +173,13 @@ class Agent:
                 await self._data.fetch(shared)
             case SendRoster(attempt=attempt):
                 self._send(call)
-                self._with_roster = attempt
-                if self._to_drain is not None:
-                    self._send(self._to_drain)
+                self._with_roster.add(attempt)
+                if attempt in self._to_drain:
+                    self._send(self._to_drain[attempt])
             case DrainAttempt(attempt=attempt):
                 # The worker process reads it after the roster.
-                self._to_drain = call
-                if self._with_roster == attempt:
+                self._to_drain[attempt] = call
+                if attempt in self._with_roster:
                     self._send(call)
             case Leave():
                 await self._leave(call)
