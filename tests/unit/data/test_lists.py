@@ -15,6 +15,7 @@ from tests.shards import shard_of
 from polytrain.data.shards.tensor_shapes import TensorShapes
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import nested_lists, tensors_as_lists, tensors_of
+from polytrain.data.types.plain import plain_column
 from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError
 
@@ -259,3 +260,13 @@ def test_tensors_that_are_stored_with_other_axes(dtype: Any, tmp_path: Path) -> 
     pq.write_table(pa.table({"x": tensors_of(wanted)}), tmp_path / "1.parquet")
     [batch] = shard_of(str(tmp_path)).iter_batches(batch_size=8)
     np.testing.assert_array_equal(batch["x"], [*wanted, *wanted])
+
+
+@pytest.mark.parametrize("axes", [None, (0, 1)])
+def test_tensors_whose_axes_have_names_are_not_copied(axes: tuple[int, ...] | None) -> None:
+    kind = pa.fixed_shape_tensor(pa.int32(), (2, 3), dim_names=["y", "x"], permutation=axes)
+    tensors = pa.ExtensionArray.from_storage(kind, tensors_of(np.zeros((4, 2, 3), "i4")).storage)
+    plain = plain_column(pa.chunked_array([tensors.slice(1)])).chunk(0)
+    assert plain.type == pa.fixed_shape_tensor(pa.int32(), (2, 3))
+    assert plain.storage.values.buffers()[1].address == tensors.storage.values.buffers()[1].address
+    assert plain.to_numpy_ndarray().shape == (3, 2, 3)

@@ -329,6 +329,9 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _with_axes_in_order(array: pa.FixedShapeTensorArray, kind: pa.DataType) -> pa.Array:
     """Tensors whose values lie in the order of their axes; missing ones stay missing."""
+    if list(_axes(array.type)) == sorted(_axes(array.type)):
+        # Only the axes' names are left out.
+        return pa.ExtensionArray.from_storage(kind, array.storage)
     stored, values, size = array.type.shape, array.storage.values, math.prod(array.type.shape)
     places = pa.array(np.arange(size).reshape(stored).transpose(_axes(array.type)).reshape(-1))
     rows = range(array.storage.offset, array.storage.offset + len(array))
