@@ -27,6 +27,8 @@ from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.part_storer import PartStorer, of_state
 from polytrain.workers.agents.sent_copies import Copy
 
+REFUSED = RuntimeError("can't start new thread")
+
 
 def part(store: CheckpointStore, number: int) -> StagedPart:
     return staged_part(stage(store, number, model=str(number)), number)
@@ -45,23 +47,37 @@ def staged_part(staged: Path, number: int = 1) -> StagedPart:
     )
 
 
-def test_what_a_killed_process_had_begun_to_stage_is_deleted(tmp_path: Path) -> None:
-    """In object storage, or on another disk, nothing else deletes it before the run's end."""
+def test_what_a_killed_process_had_begun_to_stage_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In object storage, or on another disk, nothing else deletes it before the run's end.
+
+    What it has stored stays: the next attempt may resume from it.
+    """
     stagings = Stagings(scratch=tmp_path / "scratch", near=None)
-    begun, others, later = (
-        stagings.new(directory_name(1, attempt), rank)
-        for attempt, rank in ((ATTEMPT, 0), (ATTEMPT, 1), (replace(ATTEMPT, attempt=1), 0))
+    begun, stored, others, later = (
+        stagings.new(directory_name(number, attempt), rank)
+        for number, attempt, rank in (
+            (1, ATTEMPT, 0),
+            (0, ATTEMPT, 0),
+            (1, ATTEMPT, 1),
+            (1, replace(ATTEMPT, attempt=1), 0),
+        )
     )
+    (stored / "model").write_text("weights")
 
     async def run() -> None:
-        store = store_in(tmp_path / "run")
-        PartStorer(store, merges_files=False, emit=Mock()).clear(stagings.scratch, ATTEMPT, 0)
-        while begun.exists():
-            await asyncio.sleep(0)
+        store = store_in(Location.of("runs/one", FaultyFileSystem(tmp_path / "bucket")))
+        storer = PartStorer(store, merges_files=False, emit=Mock())
+        storer.take(staged_part(stored, 0))
+        await storer.finish()
+        # Here, then, and at once.
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=REFUSED))
+        storer.clear(stagings.scratch, ATTEMPT, 0)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert others.exists()
-    assert later.exists()
+    asyncio.run(run())
+    left = {path for path in (begun, stored, others, later) if path.exists()}
+    assert left == {stored, others, later}
 
 
 @pytest.fixture
@@ -262,9 +278,6 @@ def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
     assert has_deleted.wait(10)
     assert waited == [True]
     assert not staging.exists()
-
-
-REFUSED = RuntimeError("can't start new thread")
 
 
 def test_what_is_staged_is_deleted_though_the_system_refuses_threads(

@@ -403,7 +403,7 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("start", ["forked", "spawned"])
+@pytest.mark.parametrize("start", ["forked", "spawned", "forked by the preloaded zygote"])
 def test_what_a_killed_worker_has_shared_under_a_name_goes_with_it(
     start: str, tmp_path: Path
 ) -> None:
@@ -412,7 +412,11 @@ def test_what_a_killed_worker_has_shared_under_a_name_goes_with_it(
     drivers.write_bytes(b"d")
     with ExitStack() as stack:
         stack.callback(drivers.unlink)
-        connection = stack.enter_context(zygote_that(start, tmp_path))
+        connection = stack.enter_context(
+            zygote_that(start, tmp_path)
+            if start in ("forked", "spawned")
+            else zygote_with("csv", by="the preloaded zygote", directory=tmp_path, entry=WORKER)
+        )
         code = SHARES.format(used=drivers.name, file=str(file.with_suffix("")))
         for number in range(2):
             run_in_worker(connection, number, f"exec({code!r}, {{}})")
