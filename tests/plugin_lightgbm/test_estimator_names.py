@@ -7,6 +7,7 @@ from typing import Any
 
 import lightgbm
 import pytest
+from sklearn.base import clone
 
 from polytrain_lightgbm.estimators import (
     PolytrainLGBMClassifier,
@@ -60,3 +61,18 @@ def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str)
     [problem] = raised.value.problems
     assert problem.field == name
     assert remedy in problem.remedy
+
+
+def test_a_subclass_may_have_attributes_that_are_aliases_or_of_the_command_line() -> None:
+    class Noted(PolytrainLGBMRegressor):
+        def __init__(self, *, config: Any = None, sub_row: float = 1, **params: Any) -> None:
+            self.sub_row = sub_row
+            super().__init__(sub_row=sub_row, **params)
+            self.config, self.data, self.label, self.metrics = config, "x", "y", ["l2"]
+
+    model = Noted(n_estimators=5).set_params(sub_row=0.5)
+    model.subsample_freq, model.bagging_seed, model.reg_alpha = 1, 2, 3.0
+    given = {"sub_row": 0.5, "subsample_freq": 1, "bagging_seed": 2, "reg_alpha": 3.0}
+    expected = {**PolytrainLGBMRegressor(n_estimators=5).get_params(), **given, "config": None}
+    assert clone(model).get_params() == model.get_params() == expected
+    assert model._params == given

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -76,16 +79,49 @@ def test_a_parameter_is_an_attribute_too() -> None:
         _ = model.intercept_
 
 
-class Shallow(PolytrainXGBRegressor):
-    """It passes on whatever it doesn't name, and sets a parameter before that."""
+class Noted(PolytrainXGBRegressor):
+    """A subclass with an argument of its own, and one of XGBoost's."""
 
-    def __init__(self, max_depth: int = 3, **params: Any) -> None:
-        self.max_depth = max_depth
+    def __init__(self, *, note: str = "", max_depth: int = 2, **params: Any) -> None:
+        self.note, self.max_depth, self.max_leaves = note, max_depth, 7
         super().__init__(**params)
 
 
-def test_a_subclass_may_name_only_some_parameters() -> None:
-    model = Shallow(eta=0.3).set_params(n_estimators=5, max_leaves=7)
-    assert model.n_estimators == 5
-    assert model._given == {"max_depth": 3, "eta": 0.3, "max_leaves": 7}
-    assert clone(model).set_params(max_depth=4)._given == {**model._given, "max_depth": 4}
+class Shallow(PolytrainXGBRegressor):
+    """A subclass without `**params`."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__(n_estimators=3, max_depth=depth)
+        self.depth = depth
+
+
+def sent(estimator: Any) -> Any:
+    return pickle.loads(pickle.dumps(estimator))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, clone, sent])
+def test_a_subclass_keeps_all_parameters(copied: Callable[[Any], Any]) -> None:
+    model = Noted(note="mine", n_estimators=5, eta=0.3)
+    model.set_params(max_depth=4, gamma=1)
+    model.subsample = 0.5
+    expected = {
+        **PolytrainXGBRegressor(n_estimators=5).get_params(),
+        **{"eta": 0.3, "gamma": 1, "max_depth": 4, "max_leaves": 7, "note": "mine"},
+        **{"subsample": 0.5},
+    }
+    again = copied(model)
+    assert model.get_params() == again.get_params() == expected
+    assert again.set_params(eta=0.1, n_estimators=6).get_xgb_params()["eta"] == 0.1
+    assert again.get_xgb_params()["max_depth"] == 4
+    assert "note" not in again.get_xgb_params()
+    assert (model.eta, model.n_estimators) == (0.3, 5)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, clone, sent])
+def test_a_subclass_chooses_parameters(copied: Callable[[Any], Any]) -> None:
+    model = copied(Shallow(depth=4))
+    assert model.get_params() == {"depth": 4}
+    assert (model.n_estimators, model.max_depth) == (3, 4)
+    assert model.set_params(max_depth=5).get_xgb_params()["max_depth"] == 5
+    with pytest.raises(ValueError, match="Invalid parameter 'n_estimators'"):
+        model.set_params(n_estimators=6)

@@ -29,6 +29,7 @@ from polytrain.boosting.estimators import (
     user_frames_only,
 )
 from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.known_parameters import ALIASES, COMMAND_LINE
 from polytrain_lightgbm.of_rows import OfRows
 from polytrain_lightgbm.parameters import PARAMETERS, parameter_names, value, without
 from polytrain_lightgbm.private import is_recording
@@ -56,6 +57,10 @@ class _LGBMEstimator(BackendEstimator):
     backend = LightGBM
     _parameter_names = PARAMETERS.names
     _estimator_names = ("class_weight", "importance_type")
+    _attribute_names = {*ALIASES, *lightgbm.LGBMModel().get_params()} - {
+        *COMMAND_LINE,
+        "n_estimators",
+    }
     _refused_names: ClassVar[Mapping[str, str]] = {
         "callbacks": "Pass fit(callbacks=…)",
         "eval_metric": "Pass fit(eval_metric=…), or the parameter 'metric'",

@@ -48,6 +48,7 @@ class _XGBEstimator(BackendEstimator):
         *("callbacks", "enable_categorical", "feature_types", "feature_weights"),
         *("importance_type", "missing"),
     )
+    _attribute_names = (*PARAMETERS.known, *_estimator_names)
     _refused_names: ClassVar[Mapping[str, str]] = {
         "class_weight": "Pass fit(sample_weight=compute_sample_weight(class_weight, y)), from "
         "sklearn.utils.class_weight; for two classes, scale_pos_weight does it too",

@@ -89,20 +89,24 @@ class BackendEstimator(BaseEstimator, ABC):
         self.scaling_config = scaling_config
         self.run_config = run_config
         # A subclass may have set some before.
-        self._params: dict[str, Any] = self.__dict__.get("_params", {}) | params
+        self._params = {**vars(self).get("_params", {}), **params}
+        for name in params:
+            self.__dict__.pop(name, None)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters of the estimator and of the framework."""
-        return {**super().get_params(deep), **self._params}
+        found: dict[str, Any] = super().get_params(deep)
+        passed_on = _arguments(type(self))
+        if passed_on >= _arguments(BackendEstimator):
+            found |= {name: getattr(self, name) for name in passed_on} | self._params
+        return found
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters of the estimator, or of the framework."""
-        own = {*super().get_params(deep=False), *_OWN_NAMES}
-        for name, value in params.items():
-            if name in own:
-                setattr(self, name, value)
-            else:
-                self._params[name] = value
+        own = _arguments(BackendEstimator).union(self.get_params()) - {*self._params}
+        super().set_params(**{name: value for name, value in params.items() if name in own})
+        further = {name: value for name, value in params.items() if name not in own}
+        self._params = {**self._params, **further}
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -111,11 +115,11 @@ class BackendEstimator(BaseEstimator, ABC):
         return given[name] if name in given else object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = name in self._parameter_names or name in self._estimator_names
-        if known and name not in _OWN_NAMES:
-            self.__dict__.setdefault("_params", {})[name] = value
-        else:
-            super().__setattr__(name, value)
+        given = vars(self).get("_params", {})
+        if name in given or name in self._attribute_names:
+            # Not in place: a shallow copy has the same.
+            name, value = "_params", {**given, name: value}
+        super().__setattr__(name, value)
 
     def save_model(self, fname: str | os.PathLike[str]) -> None:
         """Write the model to a file, in the framework's own format."""
@@ -138,6 +142,12 @@ class BackendEstimator(BaseEstimator, ABC):
 
     _parameter_names: ClassVar[Collection[str]] = ()
     """The framework's parameters, and the other names that its checks handle."""
+
+    _attribute_names: ClassVar[Collection[str]] = ()
+    """The framework's parameters that attributes set, even if no argument has named them.
+
+    They are fewer: a subclass may have an attribute of an alias's name, such as `label`.
+    """
 
     _estimator_names: ClassVar[Collection[str]] = ()
     """Further parameters of the framework's own estimators that these accept too."""
@@ -383,8 +393,17 @@ class BackendEstimator(BaseEstimator, ABC):
         return without(table, self._params.get("missing"))
 
 
-_OWN_NAMES = signature(BackendEstimator.__init__).parameters
-"""Parameters that aren't passed to the framework. A subclass may not name them all."""
+def _arguments(cls: type) -> set[str]:
+    """Return the names of a class's arguments, with those of the bases that get its `**params`."""
+    names: set[str] = set()
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            *_, last = arguments = signature(vars(each)["__init__"]).parameters.values()
+            stars = (last.VAR_POSITIONAL, last.VAR_KEYWORD)
+            names |= {one.name for one in arguments if one.kind not in stars}
+            if each is BackendEstimator or last.kind is not last.VAR_KEYWORD:
+                break
+    return names - {"self"}
 
 
 class BackendRegressor(RegressorMixin, BackendEstimator):
