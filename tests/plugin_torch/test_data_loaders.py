@@ -692,6 +692,30 @@ def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
     assert over.metrics["rows"] == []
 
 
+def test_the_state_of_a_data_set_may_be_an_array() -> None:
+    """If a script allows NumPy's types in checkpoints."""
+    import numpy as np
+
+    from polytrain_torch.loaders.streams import StatefulRanksPart
+
+    class Counts(torch.utils.data.IterableDataset[int]):
+        first = 0
+
+        def __iter__(self) -> Any:
+            return iter(range(self.first, 3))
+
+        def state_dict(self) -> Any:
+            return np.array([self.first, 3])
+
+        def load_state_dict(self, state: Any) -> None:
+            self.first = int(state[0])
+
+    part = StatefulRanksPart(Counts(), rank=0, size=1)
+    state: Any = np.array([1, 3])
+    part.load_state_dict(state)
+    assert [*part] == [1, 2]
+
+
 def test_a_stream_that_loses_its_place_is_reported_once(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

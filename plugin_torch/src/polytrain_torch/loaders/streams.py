@@ -107,7 +107,7 @@ class StatefulRanksPart(RanksPart):
         if state is None:
             yield from super().__iter__()
             return
-        if state == _OVER:
+        if isinstance(state, dict) and state == _OVER:
             return
         first = list(islice(iter(self._dataset), self._size))
         self._current = _resumable(self._dataset)
