@@ -494,6 +494,8 @@ def whole_draw(source: str) -> Any:
     from torch.utils.data import Sampler
 
     class Shuffles(Sampler[int]):
+        passes = 0
+
         def __init__(self) -> None:
             self.own_python = random.Random()
             self.own_numpy = np.random.default_rng()
@@ -508,8 +510,11 @@ def whole_draw(source: str) -> Any:
             return self.items
 
         def __iter__(self) -> Any:
+            Shuffles.passes += 1
             shuffled = {
-                "python": self.in_place,
+                "python": lambda: random.sample(range(13), 13),
+                "in place": self.in_place,
+                "in place, made anew": self.in_place,
                 "numpy": lambda: np.random.permutation(13),
                 "torch": lambda: torch.randperm(13),
                 "own python": lambda: self.own_python.sample(range(13), 13),
@@ -526,10 +531,17 @@ def whole_draw(source: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "source", ["python", "numpy", "torch", "own python", "own numpy", "own legacy", "own torch"]
+    "source",
+    [
+        *("python", "numpy", "torch", "own python", "own numpy", "own legacy", "own torch"),
+        *("in place", "in place, made anew"),
+    ],
 )
 def test_a_draw_is_the_same_after_a_restart(run: Run, source: str) -> None:
-    """Wherever its random numbers come from, and the training function gets its own."""
+    """Wherever its random numbers come from, and the training function gets its own.
+
+    Only what depends on the epochs before is drawn again.
+    """
 
     def train() -> None:
         import random
@@ -541,28 +553,33 @@ def test_a_draw_is_the_same_after_a_restart(run: Run, source: str) -> None:
 
         state = TrainingState()
         done = state.restore()
-        loader = prepare_data_loader(
-            DataLoader([*range(13)], sampler=whole_draw(source), batch_size=2)
-        )
+        sampler: Any = None
         seed_everything(1)
         expected = [random.random(), np.random.random(), float(torch.rand(()))]
         for epoch in range(done.get("epoch", 0), 3):
             rows: list[int] = []
+            if sampler is None or source.endswith("anew"):
+                sampler = whole_draw(source) if sampler is None else type(sampler)()
+                loader = prepare_data_loader(
+                    DataLoader([*range(13)], sampler=sampler, batch_size=2)
+                )
             seed_everything(1)
             for batch in loader:
                 if not rows and not done:
                     found = [random.random(), np.random.random(), float(torch.rand(()))]
                     assert found == expected
                 rows.extend(batch.tolist())
-                state.report({"rows": rows, "of": epoch}, epoch=epoch)
+                state.report({"rows": rows, "of": epoch, "passes": sampler.passes}, epoch=epoch)
                 if not done and epoch == 1 and len(rows) == 4:
                     return
 
     first = run(train)
     before = {each["of"]: each["rows"] for each in first.history}
-    after = {each["of"]: each["rows"] for each in run(train, restore_from=first.checkpoint).history}
+    resumed = run(train, restore_from=first.checkpoint)
+    after = {each["of"]: each["rows"] for each in resumed.history}
     assert sorted(before[0]) == sorted(before[1] + after[1]) == sorted(after[2]) == [*range(13)]
     assert before[0] != before[1] + after[1] != after[2]
+    assert resumed.metrics["passes"] == (3 if source == "in place" else 2)
 
 
 def test_a_stream_in_worker_processes_is_seeded_as_the_training_function_is(run: Run) -> None:

@@ -32,14 +32,14 @@ from polytrain_torch.loaders.samplers import (
     Stop,
     VirtualBatches,
 )
-from polytrain_torch.loaders.stream_places import StreamPlace, UnsplitPlace
+from polytrain_torch.loaders.stream_places import SamplerPlace, StreamPlace, UnsplitPlace
 from polytrain_torch.loaders.streams import (
     has_state,
     part_of_stream,
     warn_of_lost_place,
     warn_that_it_is_split,
 )
-from polytrain_torch.loaders.users_samplers import has_length, let_set_epoch
+from polytrain_torch.loaders.users_samplers import has_length, let_set_epoch, passes_of
 from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
 from polytrain_torch.private import copied_loader
@@ -288,6 +288,9 @@ def sharded(
         name, cursor = open_place(plan, name=name, is_shared=is_shared)
         if not is_shared:
             UnsplitPlace(name, cursor)
+        passes = passes_of(chosen.sampler)
+        if passes is not None and not chosen.is_planned:
+            SamplerPlace(name, passes)
     sampler = _sampler_for(chosen, cursor, virtual, keeps_place=keeps_place)
     batches: Sampler[Any] | None = sampler
     if not (virtual or chosen.is_batches or isinstance(sampler, PlannedBatches)):

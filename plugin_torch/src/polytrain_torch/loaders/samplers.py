@@ -6,6 +6,7 @@ batches on any number of workers. With a custom sampler, items are drawn from it
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,15 +18,16 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
 
+from polytrain import heartbeat
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import from_rank_0
 from polytrain_torch.loaders.users_samplers import (
-    SetEpoch,
     has_length,
     length_of,
-    passes_before,
+    passes_of,
     samplers_in,
+    set_epochs_in,
 )
 from polytrain_torch.randomness import (
     RandomStream,
@@ -35,6 +37,8 @@ from polytrain_torch.randomness import (
     seed_place,
 )
 from polytrain_torch.virtual_workers import current
+
+logger = logging.getLogger(__name__)
 
 Cut = Literal["keep", "share", "drop"]
 """A partial last global batch is kept, gets rows from the one before ("share"), or is dropped."""
@@ -221,12 +225,14 @@ class DrawnItems(EpochSampler):
             at_once = max(_PIECE, len(self.sampler) + 1)
         size = per_round * -(-at_once // per_round)
         skipped = epoch.start
-        for earlier in passes_before(self.sampler, epoch.number):
-            stream, items = self._begun(earlier)
-            with stream.used():
-                deque(islice(items, size), maxlen=0)
-        stream, items = self._begun(epoch.number)
+        passes = passes_of(self.sampler)
+        if passes is not None and (repeated := passes.to_repeat(epoch.number)):
+            self._draw_again(repeated, size)
+        stream = self._seeded(epoch.number)
+        if passes is not None:
+            passes.begin(self.sampler)
         with stream.used():
+            items = iter(self.sampler)
             first = list(islice(items, division()[0]))
         items = chain(first, items)
         is_last = False
@@ -234,19 +240,47 @@ class DrawnItems(EpochSampler):
             with stream.used():
                 piece = list(islice(items, skipped, skipped + size))
             skipped, is_last = 0, len(piece) < size
+            if passes is not None:
+                passes.end(self.sampler, epoch.number)
             yield _Drawn(piece, first, is_last)
 
-    def _begun(self, epoch: int) -> tuple[RandomStream, Iterator[Any]]:
-        """Begin an epoch of the sampler; return the random numbers that it draws from, as well."""
+    def _draw_again(self, epochs: range, size: int) -> None:
+        """Draw earlier epochs again: they change the sampler, and a restart begins with a new one.
+
+        Args:
+            epochs: the epochs before the one that is about to be drawn.
+            size: more items than an epoch has.
+        """
+        logger.info(
+            "Draws %d earlier epochs again from %s, which changes in each of them.",
+            *(len(epochs), type(self.sampler).__qualname__),
+        )
+        set_epochs = set_epochs_in(self.sampler)
+        # A sampler may set its next epoch itself.
+        asked = [each.asked for each in set_epochs]
+
+        def ask(epoch: int) -> None:
+            for each, last in zip(set_epochs, asked, strict=True):
+                each.asked = None
+                if last is not None:
+                    each(last - epochs.stop + epoch)
+
+        for epoch in epochs:
+            ask(epoch)
+            with self._seeded(epoch).used():
+                deque(islice(self.sampler, size), maxlen=0)
+            heartbeat()
+        ask(epochs.stop)
+
+    def _seeded(self, epoch: int) -> RandomStream:
+        """Set the sampler's epoch, and return the random numbers that it draws from."""
         seed = seed_of(f"{self.cursor.position.plan.seed} {epoch}", octets=7)
+        for set_epoch in set_epochs_in(self.sampler):
+            set_epoch.begin(epoch)
         for each in samplers_in(self.sampler):
-            if isinstance(set_epoch := getattr(each, "set_epoch", None), SetEpoch):
-                set_epoch.begin(epoch)
             for generator in generators_of(each):
                 seed_generator(generator, seed)
-        stream = RandomStream(seed)
-        with stream.used():
-            return stream, iter(self.sampler)
+        return RandomStream(seed)
 
     def _stopping(
         self, mine: Sequence[Any], start: int, stops: deque[Stop], *, ranks: int = 1

@@ -1,7 +1,8 @@
 """Per-rank places of loaders in checkpoints.
 
 Loaders of iterable data sets have a state of each rank in the middle of an epoch. Loaders that
-aren't split have a position of each rank, and one rank alone may prepare them.
+aren't split have a position of each rank, and one rank alone may prepare them. Samplers that change
+in each epoch have the first one, on the ranks that draw.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from polytrain import get_context
 from polytrain.extension import Cursor, DataPosition, Epoch, starting_checkpoint
 from polytrain_torch.checkpoints.safe_serialization import loaded
+from polytrain_torch.loaders.users_samplers import Passes
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +136,27 @@ class UnsplitPlace:
         return {"epoch": at.epoch, "given": at.start, "ranks": ranks, "seed": at.plan.seed}
 
 
+class SamplerPlace:
+    """The first epoch of a sampler that changes in each: a restart draws again from there on."""
+
+    def __init__(self, name: str, passes: Passes) -> None:
+        """
+        Args:
+            name: the loader's name in checkpoints.
+            passes: the passes over its sampler, which get the first epoch after a restart.
+        """
+        name = f"sampler of {name}"
+        self._passes = passes
+        # A loader that is prepared again may have another sampler, which has no earlier epochs.
+        if name not in _places() and (saved := saved_place(name)) is not None:
+            passes.first = saved["first"]
+        _places()[name] = self
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what to store in a checkpoint; None if the sampler doesn't change."""
+        return None if self._passes.first is None else {"first": self._passes.first}
+
+
 def resume_at_own_place(name: str, cursor: Cursor[DataPosition]) -> None:
     """Move a cursor to this rank's place in the checkpoint, if as many ranks saved it.
 
@@ -173,10 +196,10 @@ def file_of(rank: int) -> str:
     return f"loaders-{rank}.pt"
 
 
-_of_context: tuple[Any, dict[str, StreamPlace | UnsplitPlace]] | None = None
+_of_context: tuple[Any, dict[str, StreamPlace | UnsplitPlace | SamplerPlace]] | None = None
 
 
-def _places() -> dict[str, StreamPlace | UnsplitPlace]:
+def _places() -> dict[str, StreamPlace | UnsplitPlace | SamplerPlace]:
     """Return this attempt's places, by name."""
     global _of_context
     context = get_context()

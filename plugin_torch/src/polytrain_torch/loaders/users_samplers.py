@@ -6,24 +6,73 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from polytrain_torch.randomness import generators_of
+from polytrain_torch.survivors.snapshots import Snapshot
+
 
 class SetEpoch:
     """Wraps a sampler's `set_epoch`: calls it in each epoch unless the training function does."""
 
     def __init__(self, own: Callable[[int], Any]) -> None:
-        self._own = own
-        self._is_called = False
-        self.passes = 0
-        """Number of epochs that were drawn from the sampler."""
+        self.own = own
+        self.asked: int | None = None
+        """The epoch that the training function has set."""
+
+        self.passes = Passes()
 
     def __call__(self, epoch: int) -> None:
-        self._is_called = True
-        self._own(epoch)
+        self.asked = epoch
+        self.own(epoch)
 
     def begin(self, epoch: int) -> None:
         """Set the epoch that is about to be drawn, unless the training function has set one."""
-        if not self._is_called:
-            self._own(epoch)
+        if self.asked is None:
+            self.own(epoch)
+
+
+class Passes:
+    """Finds out whether a pass over a sampler changes it, such as a list that it shuffles in place.
+
+    An epoch's order then depends on the epochs before, and a restart has to draw these again.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The first epoch that was drawn, if that has changed the sampler."""
+
+        self._was_drawn = False
+        self._before: tuple[Snapshot, Any] | None = None
+
+    def to_repeat(self, epoch: int) -> range:
+        """Return the epochs to draw again before this one is drawn, after a restart."""
+        if self._was_drawn or self.first is None:
+            return range(0)
+        return range(self.first, epoch)
+
+    def begin(self, sampler: Any) -> None:
+        """Look at a sampler before it is drawn from for the first time."""
+        if not self._was_drawn and self.first is None:
+            self._before = _look_at(sampler)
+        self._was_drawn = True
+
+    def end(self, sampler: Any, epoch: int) -> None:
+        """Look at a sampler from which a whole epoch was drawn."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        then, it = before
+        now, same = _look_at(sampler)
+        if not then.equals(it, now, same):
+            self.first = epoch
+
+
+def _look_at(sampler: Any) -> tuple[Snapshot, Any]:
+    # Generators of its own are seeded for each epoch.
+    seeded = [each for inner in samplers_in(sampler) for each in generators_of(inner)]
+    snapshot = Snapshot(seeded, ())
+    reference = snapshot.add(sampler)
+    snapshot.take()
+    return snapshot, reference
 
 
 def let_set_epoch(sampler: Any) -> None:
@@ -35,20 +84,27 @@ def let_set_epoch(sampler: Any) -> None:
                 each.set_epoch = SetEpoch(own)
 
 
-def passes_before(sampler: Any, epoch: int) -> range:
-    """Return the epochs that a sampler has yet to be drawn from before this one, after a restart.
+def passes_of(sampler: Any) -> Passes | None:
+    """Return the passes over a sampler that may change in them; None if it surely doesn't.
 
-    It may keep something from one to the next, such as a list that it shuffles in place. torch's
-    own don't, and one without a length may be endless.
+    Samplers of torch and Accelerate don't, and one without a length may be endless.
     """
     kinds = {type(each).__module__.partition(".")[0] for each in samplers_in(sampler)}
     set_epoch = getattr(sampler, "set_epoch", None)
-    if kinds <= {"torch", "polytrain_torch"} or not has_length(sampler):
-        return range(0)
-    if not isinstance(set_epoch, SetEpoch):  # a list, or a class with slots
-        return range(0)
-    before, set_epoch.passes = range(set_epoch.passes, epoch), epoch + 1
-    return before
+    # A list, or a class with slots, has no wrapper.
+    if kinds <= _UNCHANGED or not has_length(sampler) or not isinstance(set_epoch, SetEpoch):
+        return None
+    return set_epoch.passes
+
+
+_UNCHANGED = {"torch", "accelerate", "polytrain_torch"}
+"""Packages whose samplers make each epoch's order anew."""
+
+
+def set_epochs_in(sampler: Any) -> list[SetEpoch]:
+    """Return the wrappers of `set_epoch` of a sampler and those inside it."""
+    found = [getattr(each, "set_epoch", None) for each in samplers_in(sampler)]
+    return [each for each in found if isinstance(each, SetEpoch)]
 
 
 def _ignore_epoch(epoch: int) -> None:
