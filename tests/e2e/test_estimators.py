@@ -213,7 +213,9 @@ def test_it_has_what_the_frameworks_own_estimator_has_after_fit(cls: Any) -> Non
     assert ours.get_params() == {name: getattr(ours, name) for name in ours.get_params()}
     if cls in XGB:
         assert ours.intercept_.shape == theirs.intercept_.shape
-        assert ours.get_xgb_params() == {"max_depth": 3}
+        classes = {"num_class": 3} if cls in CLASSIFIERS else {}
+        objective = theirs.get_xgb_params()["objective"]
+        assert ours.get_xgb_params() == {"max_depth": 3, "objective": objective, **classes}
     else:
         assert ours.objective_ == theirs.objective_
         assert ours.n_iter_ == ours.n_estimators_ == ours.best_iteration_ > 0

@@ -65,6 +65,15 @@ def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str)
     assert remedy in problem.remedy
 
 
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_parameters_for_xgboost_have_the_objective(ours: Any, theirs: Any) -> None:
+    function = {} if theirs is xgboost.XGBRanker else {"objective": len}
+    for given in ({"max_depth": 3, "missing": 0}, function, {"objective": "rank:map"}):
+        expected = theirs(**given).get_xgb_params()
+        expected = {name: value for name, value in expected.items() if value is not None}
+        assert ours(**given).get_xgb_params() == expected
+
+
 def test_a_parameter_is_an_attribute_too() -> None:
     model = PolytrainXGBRegressor(eta=0.3)
     model.max_depth, model.n_estimators, model.note = 3, 5, "mine"

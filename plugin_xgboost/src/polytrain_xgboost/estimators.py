@@ -138,7 +138,7 @@ class _XGBEstimator(BackendEstimator):
         if callable(params.get("objective")):
             options["obj"] = objective_of_rows(params["objective"])
             # This objective decides how XGBoost converts scores to predictions.
-            params["objective"] = self._default_params().get("objective", "reg:squarederror")
+            params["objective"] = self._default_params()["objective"]
         metrics = params.pop("eval_metric", ())
         metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
         functions = [each for each in metrics if callable(each)]
@@ -230,10 +230,11 @@ class _XGBEstimator(BackendEstimator):
         return booster
 
     def get_xgb_params(self) -> dict[str, Any]:
-        """Return the given parameters that are XGBoost's own, without functions."""
+        """Return the parameters for `xgboost.train`, except functions and None."""
+        together = {**self._default_params(), **self._given}
         return {
             name: value
-            for name, value in self._given.items()
+            for name, value in together.items()
             if name not in self._estimator_names and not callable(value)
         }
 
@@ -278,6 +279,9 @@ class _XGBEstimator(BackendEstimator):
 
 class PolytrainXGBRegressor(_XGBEstimator, BackendRegressor):
     """Predicts numbers; minimizes the squared error unless `objective` is set."""
+
+    def _default_params(self) -> Mapping[str, Any]:
+        return {"objective": "reg:squarederror"}
 
 
 class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):

@@ -409,9 +409,6 @@ def _arguments(cls: type) -> set[str]:
 class BackendRegressor(RegressorMixin, BackendEstimator):
     """Predicts numbers."""
 
-    def _default_params(self) -> Mapping[str, Any]:
-        return {}
-
 
 class BackendClassifier(ClassifierMixin, BackendEstimator):
     """Predicts classes."""
@@ -431,7 +428,7 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         return self
 
     def _default_params(self) -> Mapping[str, Any]:
-        return self.class_params(self.n_classes_)
+        return self.class_params(vars(self).get("n_classes_", 2))
 
     def _labels(self, y: Any) -> Values:
         label = column_or_1d(y, warn=True)
