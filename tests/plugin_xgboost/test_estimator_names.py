@@ -66,12 +66,15 @@ def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_parameters_for_xgboost_have_the_objective(ours: Any, theirs: Any) -> None:
+def test_parameters_for_xgboost_are_those_of_its_own(ours: Any, theirs: Any) -> None:
     function = {} if theirs is xgboost.XGBRanker else {"objective": len}
     for given in ({"max_depth": 3, "missing": 0}, function, {"objective": "rank:map"}):
         expected = theirs(**given).get_xgb_params()
         expected = {name: value for name, value in expected.items() if value is not None}
         assert ours(**given).get_xgb_params() == expected
+        alike = ours(**theirs(**given).get_params())
+        assert alike.get_num_boosting_rounds() == theirs().get_num_boosting_rounds() == 100
+        assert alike.get_xgb_params() == expected
 
 
 def test_a_parameter_is_an_attribute_too() -> None:

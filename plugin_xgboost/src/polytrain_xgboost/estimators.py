@@ -240,7 +240,7 @@ class _XGBEstimator(BackendEstimator):
 
     def get_num_boosting_rounds(self) -> int:
         """Return the number of rounds to train."""
-        return self.n_estimators
+        return self._rounds
 
     @property
     def intercept_(self) -> Values:

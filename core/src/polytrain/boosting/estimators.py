@@ -64,7 +64,7 @@ class BackendEstimator(BaseEstimator, ABC):
     def __init__(
         self,
         *,
-        n_estimators: int = 100,
+        n_estimators: int | None = 100,
         early_stopping_rounds: int | None = None,
         categorical: Sequence[str] = (),
         scaling_config: ScalingConfig | None = None,
@@ -73,7 +73,7 @@ class BackendEstimator(BaseEstimator, ABC):
     ) -> None:
         """
         Args:
-            n_estimators: boosting rounds.
+            n_estimators: boosting rounds; None: 100, as in XGBoost.
             early_stopping_rounds: stop when the last of `eval_set` hasn't improved for this many
                 rounds.
             categorical: numeric columns to treat as categories; strings always are.
@@ -194,6 +194,10 @@ class BackendEstimator(BaseEstimator, ABC):
         return {name: value for name, value in self._params.items() if value is not None}
 
     @property
+    def _rounds(self) -> int:
+        return 100 if self.n_estimators is None else self.n_estimators
+
+    @property
     def evals_result_(self) -> dict[str, dict[str, list[float]]]:
         """Evaluation set, such as "validation_0" → metric → its value after each round."""
         check_is_fitted(self, "result_")
@@ -272,7 +276,7 @@ class BackendEstimator(BaseEstimator, ABC):
             self.result_ = make_trainer(
                 self.backend.name,
                 params=together,
-                num_boost_round=self.n_estimators,
+                num_boost_round=self._rounds,
                 label=LABEL,
                 early_stopping_rounds=self.early_stopping_rounds,
                 **{**columns, **options},
