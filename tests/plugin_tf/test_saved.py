@@ -139,6 +139,8 @@ def test_lora_in_a_sublayer_is_loaded_as_the_sum(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded(rows, training=True) == 0, into(rows, training=True) == 0)
     for expected, weights in zip(model.weights, into.weights, strict=True):
         np.testing.assert_array_equal(weights, expected)
+    with pytest.raises(CheckpointError, match=r"LoRA again in multi_head_attention\w*/query when"):
+        load_to_resume(tmp_path)
 
 
 def test_a_file_with_only_the_states_of_generators_is_loaded(tmp_path: Path) -> None:

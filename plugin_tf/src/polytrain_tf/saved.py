@@ -163,8 +163,28 @@ def load_to_resume(directory: Path, custom_objects: Mapping[str, Any] | None = N
         warnings.filterwarnings("ignore", message=_SKIPPED)
         model = load(directory, custom_objects)
     if (directory / _OPTIMIZERS_FILE).exists():
+        _check_lora(model, directory)
         load_into(model, directory)
     return model
+
+
+def _check_lora(model: Any, directory: Path) -> None:
+    """Check that a loaded model has LoRA where the saved one had it.
+
+    Raises:
+        CheckpointError: it hasn't.
+    """
+    with np.load(directory / _LEFT_OUT_FILE) as saved:
+        numbers = {int(name.partition("/")[0]) for name in saved.files if "/weights/" in name}
+    layers = nested_layers(model)
+    lacking = [layers[each].path for each in numbers if not layers[each].lora_enabled]
+    if lacking:
+        raise CheckpointError(
+            f"{type(model).__name__}: Keras doesn't enable LoRA again in {lacking[0]} when it "
+            "loads the model, because that layer is inside another one. Use LoRA only in the "
+            "model's own layers. On TensorFlow you may also give make_trainer a function that "
+            "builds the model and enables LoRA: model=build."
+        )
 
 
 def load_into(model: Any, directory: Path) -> None:
