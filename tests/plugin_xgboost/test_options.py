@@ -16,7 +16,7 @@ from tests.ranges import values_at_the_ends
 from polytrain_plugins import DatasetInfo, Device, Job, Problem
 from polytrain_xgboost import XGBoost
 from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
-from polytrain_xgboost.parameters import RANGES, device_for
+from polytrain_xgboost.parameters import RANGES, SWITCHES, WORDS, device_for
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
 VALID = replace(TRAIN, name="valid")
@@ -364,24 +364,30 @@ def test_columns_are_named_one_by_one(option: str, value: Any) -> None:
 
 
 DATA = np.random.default_rng(0).normal(size=(60, 3))
+OF_DART = ("normalize_type", "one_drop", "rate_drop", "sample_type", "skip_drop")
+OF_RANKING = (
+    *("lambdarank_normalization", "lambdarank_num_pair_per_sample", "lambdarank_pair_method"),
+    *("lambdarank_score_normalization", "lambdarank_unbiased", "ndcg_exp_gain"),
+)
 NEEDED = {
-    "rate_drop": {"booster": "dart"},
-    "skip_drop": {"booster": "dart"},
+    **{name: {"booster": "dart"} for name in OF_DART},
+    **{name: {"objective": "rank:ndcg"} for name in OF_RANKING},
+    "aft_loss_distribution": {"objective": "survival:aft"},
     "quantile_alpha": {"objective": "reg:quantileerror"},
     "tweedie_variance_power": {"objective": "reg:tweedie"},
-    "lambdarank_num_pair_per_sample": {"objective": "rank:ndcg"},
 }
 """Parameter → the others with which XGBoost reads it."""
 
 TAKES_0 = ("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample")
 
 
-def takes(name: str, value: float) -> bool:
+def takes(name: str, value: Any) -> bool:
     """Whether XGBoost itself trains a tree with this value of a parameter."""
     params = {"objective": "binary:logistic", **NEEDED.get(name, {}), name: value}
     labels = (DATA[:, 0] > 0).astype(int)
     try:
-        xgboost.train(params, xgboost.DMatrix(DATA, labels, qid=np.zeros(60)), 1)
+        bounds = {"label_lower_bound": labels + 1, "label_upper_bound": labels + 1}
+        xgboost.train(params, xgboost.DMatrix(DATA, labels, qid=np.zeros(60), **bounds), 1)
     except xgboost.core.XGBoostError:
         return False
     return True
@@ -392,6 +398,23 @@ def test_ranges_are_xgboosts(name: str) -> None:
     for value, is_in in values_at_the_ends(RANGES[name]):
         assert (value in RANGES[name]) == is_in
         assert takes(name, value) == (is_in or (value == 0 and name in TAKES_0))
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_are_xgboosts(name: str) -> None:
+    for value, is_one in ((True, 1), ("TRUE", 1), (0, 1), ("1", 1), ("yes", 0), (2, 0)):
+        assert takes(name, value) == is_one
+        assert (f"params[{name!r}]" in problems(label="y", params={name: value})) != is_one
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_are_xgboosts(name: str) -> None:
+    for word in WORDS[name]:
+        assert problems(label="y", params={name: word}) == {}
+        assert takes(name, word)
+        assert not takes(name, word.upper())
+        problem = problems(label="y", params={name: word.upper()})[f"params[{name!r}]"]
+        assert problem.remedy.endswith(f"There are: {', '.join(sorted(WORDS[name]))}")
 
 
 SEVERAL_OUTPUTS: list[dict[str, Any]] = [
@@ -462,5 +485,6 @@ def test_classes_need_an_objective_that_has_them() -> None:
     params = {"objective": "binary:logistic", "num_class": 2}
     assert "multi:softprob" in problems(label="y", params=params)["params['num_class']"].remedy
     assert problems(label="y", params=params, obj=len) == {}
+    assert list(problems(label="y", params={**params, "objective": len})) == ["params['objective']"]
     assert problems(label="y", params={**params, "objective": "multi:softmax"}) == {}
     assert problems(label="y", params={**params, "num_class": 1}) == {}

@@ -161,7 +161,8 @@ PARAMETERS = Parameters(
     translated=_XGBOOSTS,
     whole=_all_names(WHOLE),
     real=_all_names(REAL),
-    choices=dict.fromkeys(_all_names(SWITCHES), ("true", "false", "+", "-")),
+    switches=_all_names(SWITCHES),
+    switch_texts=("true", "false", "+", "-"),
     ranges={name: its for own, its in RANGES.items() for name in parameter_names(own)},
     threads=parameter_names("num_threads"),
 )

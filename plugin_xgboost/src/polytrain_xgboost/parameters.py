@@ -120,26 +120,24 @@ RANGES = {
 It checks them when it trains the first tree.
 """
 
-_CHOICES = {
-    **dict.fromkeys(
-        (
-            *("disable_default_eval_metric", "lambdarank_normalization", "lambdarank_unbiased"),
-            *("lambdarank_score_normalization", "ndcg_exp_gain", "one_drop", "refresh_leaf"),
-            "validate_parameters",
-        ),
-        ("true", "false", "1", "0"),
-    ),
+SWITCHES = (
+    *("disable_default_eval_metric", "lambdarank_normalization", "lambdarank_unbiased"),
+    *("lambdarank_score_normalization", "ndcg_exp_gain", "one_drop", "refresh_leaf"),
+)
+
+WORDS = {
     "aft_loss_distribution": ("normal", "logistic", "extreme"),
-    "booster": ("gbtree", "dart", "gblinear"),
+    "booster": ("gbtree", "dart"),
     "grow_policy": ("depthwise", "lossguide"),
     "lambdarank_pair_method": ("topk", "mean"),
     "multi_strategy": ("one_output_per_tree", "multi_output_tree"),
     "normalize_type": ("tree", "forest"),
-    "process_type": ("default", "update"),
+    "process_type": ("default",),
     "sample_type": ("uniform", "weighted"),
-    "sampling_method": ("uniform", "gradient_based"),
-    "tree_method": ("auto", "approx", "exact", "hist", "gpu_hist"),
+    "sampling_method": ("uniform",),
+    "tree_method": ("auto", "hist"),
 }
+"""Parameter → the words that it may be here, as XGBoost reads them: upper case is an error."""
 
 _LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 
@@ -153,10 +151,11 @@ PARAMETERS = Parameters(
     real=_REAL,
     ranges=RANGES,
     threads=("nthread", "n_jobs"),
-    choices=_CHOICES,
+    switches=SWITCHES,
+    switch_texts=("true", "false", "1", "0"),
 )
 
-_REFUSED_VALUES = {
+_REFUSED_WORDS = {
     "tree_method": {
         "approx": "every worker makes different bins in every round",
         "exact": "it needs all rows on one worker",
@@ -171,8 +170,8 @@ _REFUSED_VALUES = {
 
 _UPDATERS = {
     **dict.fromkeys(("refresh", "prune", "sync"), "it makes no trees"),
-    "grow_colmaker": _REFUSED_VALUES["tree_method"]["exact"],
-    "grow_histmaker": _REFUSED_VALUES["tree_method"]["approx"],
+    "grow_colmaker": _REFUSED_WORDS["tree_method"]["exact"],
+    "grow_histmaker": _REFUSED_WORDS["tree_method"]["approx"],
 }
 
 _MULTI_OUTPUT_TREE = "multi_output_tree"
@@ -190,11 +189,13 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 name, "it is a function, and XGBoost takes a name here", f"Use the option {option}"
             )
             params = {each: params[each] for each in params if each != name}
-    for name, refused in _REFUSED_VALUES.items():
-        value = str(params.get(name))
-        if value in refused:
-            yield parameter_problem(
-                name, f"{value!r} can't be used: {refused[value]}", "Leave it out"
+    for name in (name for name in WORDS if name in params):
+        word = str(params[name])
+        if reason := _REFUSED_WORDS.get(name, {}).get(word):
+            yield parameter_problem(name, f"{word!r} can't be used: {reason}", "Leave it out")
+        else:
+            yield from unknown_name(
+                f"params[{name!r}]", word, WORDS[name], f"the words for {name!r}"
             )
     for updater in str(params.get("updater", "")).split(","):
         if reason := _UPDATERS.get(updater.strip()):
@@ -266,12 +267,14 @@ def number_of_outputs(params: Mapping[str, Any]) -> int:
 
 def class_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem if there are several classes, and XGBoost's objective takes none."""
-    objective = str(params.get("objective", "reg:squarederror"))
-    if is_at_least(params.get("num_class"), 2) and not objective.startswith("multi:"):
+    objective = params.get("objective", "reg:squarederror")
+    if callable(objective) or str(objective).startswith("multi:"):
+        return
+    if is_at_least(params.get("num_class"), 2):
         yield parameter_problem(
             "num_class",
             f"XGBoost has no classes with the objective {objective!r}",
-            "Leave it out, or use the objective 'multi:softprob'",
+            "Leave it out; for classes, use the objective 'multi:softprob'",
         )
 
 

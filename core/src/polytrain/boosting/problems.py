@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,7 +259,10 @@ def listed(names: Sequence[str], *, plain: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The numbers that a parameter may be. The framework itself refuses others, in workers."""
+    """The numbers that a parameter may be.
+
+    Where it uses the parameter, the framework itself refuses others, in workers.
+    """
 
     above: float | None = None
     least: float | None = None
@@ -345,9 +348,11 @@ class Parameters:
     threads: Collection[str]
     """Parameters that set the number of threads."""
 
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Parameter → the texts that it may be, in lower case; the framework itself refuses others, in
-    workers."""
+    switches: Collection[str] = ()
+    """Parameters that must be true or false."""
+
+    switch_texts: Sequence[str] = ("true", "false")
+    """What the framework reads as true or false, in lower case."""
 
     @property
     def names(self) -> set[str]:
@@ -373,11 +378,10 @@ class Parameters:
         for name, value in params.items():
             if name in self.ranges:
                 yield from self.ranges[name].problems(name, value)
-            choices = self.choices.get(name)
-            if choices is not None and str(value).lower() not in choices:
+            if name in self.switches and str(value).lower() not in self.switch_texts:
                 yield parameter_problem(
                     name,
-                    f"it must be {' or '.join(choices)}; got {value!r}",
+                    f"it must be True or False; got {value!r}",
                     "Give one of these, or leave it out",
                 )
         yield from self._too_many_threads(params, job)
