@@ -13,6 +13,7 @@ import xgboost
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from polytrain import ScalingConfig
 from polytrain_plugins import InvalidJobError
 from polytrain_xgboost.estimators import (
     PolytrainXGBClassifier,
@@ -75,6 +76,18 @@ def test_parameters_for_xgboost_are_those_of_its_own(ours: Any, theirs: Any) -> 
         alike = ours(**theirs(**given).get_params())
         assert alike.get_num_boosting_rounds() == theirs().get_num_boosting_rounds() == 100
         assert alike.get_xgb_params() == expected
+
+
+@pytest.mark.parametrize("objective", [None, "binary:logistic", "multi:softmax"])
+def test_parameters_for_several_classes_are_those_of_its_own(objective: str | None) -> None:
+    rows, label = [[0.0], [1.0], [2.0]], [0, 1, 2]
+    ours, theirs = (
+        cls(n_estimators=1, objective=objective)
+        for cls in (PolytrainXGBClassifier, xgboost.XGBClassifier)
+    )
+    ours.set_params(scaling_config=ScalingConfig(num_workers=0)).fit(rows, label)
+    expected = theirs.fit(rows, label).get_xgb_params()["objective"]
+    assert ours.get_xgb_params() == {"objective": expected, "num_class": 3}
 
 
 def test_a_parameter_is_an_attribute_too() -> None:

@@ -300,10 +300,23 @@ class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
         self, params: dict[str, Any], features: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         params, options = super()._translated(params, features)
-        if self.n_classes_ > 2 and params["objective"] != "multi:softmax":
-            # As XGBoost's classifier does: only the "multi:" objectives score several classes.
-            params |= self._default_params()
-        return params, options
+        return self._of_classes(params), options
+
+    def get_xgb_params(self) -> dict[str, Any]:
+        """Return the parameters for `xgboost.train`, except functions and None.
+
+        After `fit`, they are for the number of its classes.
+        """
+        return self._of_classes(super().get_xgb_params())
+
+    def _of_classes(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Choose an objective for several classes, as XGBoost's classifier does.
+
+        Only the "multi:" objectives score them.
+        """
+        default = self._default_params()
+        several, chosen = "num_class" in default, params.get("objective")
+        return {**params, **default} if several and chosen != "multi:softmax" else params
 
     def predict(
         self,
