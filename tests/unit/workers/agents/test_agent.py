@@ -286,7 +286,8 @@ def test_a_refused_fork_leaves_no_descriptor_open(
             await launch(agent, attempt)
             failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
-        assert os.listdir("/proc/self/fd") == before
+        # Fewer may be open: what earlier tests have left is collected at any time.
+        assert {*os.listdir("/proc/self/fd")} <= {*before}
 
     with_agent(spec, test)
 
