@@ -397,11 +397,12 @@ class CheckpointCoordinator:
     def _delete(self, directories: Sequence[str]) -> None:
         """Delete checkpoints, and try one again that couldn't be deleted before."""
         again, self._undeleted = self._undeleted[:1], self._undeleted[1:]
+        store = self._without_retry()
         for directory in (*again, *directories):
             try:
                 # Another driver's run may have started from it.
                 self.lease.check()
-                self._no_retry.delete(directory)
+                store.delete(directory)
             except RunOwnedError as error:
                 logger.warning("The checkpoint %s isn't deleted: %s", directory, error)
             except OSError as error:
@@ -411,13 +412,12 @@ class CheckpointCoordinator:
     def _sweep(self, attempt_id: AttemptId) -> None:
         try:
             known = {each.directory for each in self.manager.checkpoints}
-            self._no_retry.sweep(before=attempt_id, known=known)
+            self._without_retry().sweep(before=attempt_id, known=known)
         except OSError as error:
             logger.warning("What earlier attempts have left can't be deleted: %s", error)
 
-    @property
-    def _no_retry(self) -> CheckpointStore:
-        """The store for deletions: commits, which wait for their thread, are more urgent."""
+    def _without_retry(self) -> CheckpointStore:
+        """Open the store for deletions: commits, which wait for their thread, are more urgent."""
         location = self.manager.store.location
         return CheckpointStore(location=replace(location, retry_s=0))
 
