@@ -385,11 +385,11 @@ class Stumbling:
         self._left = 3
         self.has_worked_again = threading.Event()
 
-    def write(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes, *, check: Callable[[], None]) -> None:
         if self._left:
             self._left -= 1
             raise TypeError("of the client's own")
-        self._storage.write(path, data)
+        self._storage.replace(path, data, check=check)
         self.has_worked_again.set()
 
     def __getattr__(self, name: str) -> Any:
@@ -492,6 +492,29 @@ def test_a_driver_whose_directory_was_deleted_does_not_write_into_the_next_one(
     assert leases(storage) == before
 
 
+@pytest.mark.parametrize("looks", [0, 1])
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_directory_that_goes_while_its_lease_is_renewed_is_not_made_anew(
+    tmp_path: Path, moves: bool, looks: int
+) -> None:
+    """Its driver would take it for its own, and train into it."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+
+    def go() -> None:
+        run.rename(moved)
+        if not moves:
+            shutil.rmtree(moved)
+
+    storage = Location.of(run).open()
+    renewed: Any = Slow(storage, after_listing=go) if looks else storage
+    with leased(storage, renewed):
+        if not looks:
+            go()
+    assert not run.exists()
+    if moves:
+        assert json.loads((moved / "leases/000001").read_text())["released"] is bool(looks)
+
+
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_run_whose_directory_is_gone_fails_and_says_so(
@@ -500,10 +523,10 @@ def test_a_run_whose_directory_is_gone_fails_and_says_so(
     of_another = tmp_path / "run/checkpoints/checkpoint_000007-1.0/weights"
 
     def train() -> None:
-        if moves:
-            (tmp_path / "run").rename(tmp_path / "moved")
-        else:
-            shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").rename(tmp_path / "moved")
+        if not moves:
+            # A heartbeat may leave a file there while it is deleted.
+            shutil.rmtree(tmp_path / "moved", ignore_errors=True)
         of_another.parent.mkdir(parents=True)
         of_another.touch()
         while True:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -205,25 +205,27 @@ class Lease:
         self._ended.set()
         # No time limit: the thread ends at once, or with its storage request, which has a limit.
         self._beating.join()
+        self._when_lost = None
         if not self.is_gone:
-            self._write(replace(self._owner, released=True))
+            with suppress(RunOwnedError):
+                self._write(replace(self._owner, released=True))
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
             beats = self._owner.beats + 1
             self._owner = replace(self._owner, beats=beats).seen(self.clock)
             try:
-                # Before the write, which would make a directory that is gone anew.
-                self._check(self._no_retry)
+                self._write(self._owner)
             except RunOwnedError:
                 return
-            except Exception as error:  # a storage's client may raise anything; continue beating
-                logger.debug("Whose the run is can't be asked: %s", error)
-            self._write(self._owner)
 
     def _write(self, owner: _Owner) -> None:
+        """Write the lease, unless it is lost; only that raises."""
+        content = json.dumps(asdict(owner)).encode()
         try:
-            self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
+            self._no_retry.replace(self.path, content, check=lambda: self._check(self._no_retry))
+        except RunOwnedError:
+            raise
         except Exception as error:  # a storage's client may raise anything
             # Another driver that finds the old file waits until the lease expires.
             logger.warning("The lease %s can't be renewed: %s", self.path, error)

@@ -103,10 +103,14 @@ class Beneath:
         return file
 
     @contextlib.contextmanager
-    def new_file(self, path: str) -> Iterator[NewFile]:
-        """Yield a file of a random name beside `path`; delete it unless it was moved there."""
+    def new_file(self, path: str, *, make: bool = True) -> Iterator[NewFile]:
+        """Yield a file of a random name beside `path`; delete it unless it was moved there.
+
+        Args:
+            make: whether to make missing directories above it.
+        """
         unfinished = f"{_UNFINISHED}{secrets.token_hex(8)}"
-        with self._parent(path, make=True) as (directory, name):
+        with self._parent(path, make=make) as (directory, name):
             descriptor = self._opened(path, directory, unfinished, _NEW)
             new = NewFile(os.fdopen(descriptor, "wb"), directory, unfinished, name)
             try:

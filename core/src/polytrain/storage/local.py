@@ -75,6 +75,21 @@ class LocalStorage:
 
         self._retrying(write, syncs=True)
 
+    def replace(self, path: str, data: bytes, *, check: Callable[[], None]) -> None:
+        def replace() -> None:
+            try:
+                # The directory is open before the check: whoever renames it later takes the new
+                # file along.
+                with self._files.new_file(path, make=False) as new:
+                    check()
+                    new.file.write(data)
+                    new.replace()
+            except FileNotFoundError:
+                check()
+                raise
+
+        self._retrying(replace, syncs=True)
+
     def create(self, path: str, data: bytes) -> str | None:
         def create() -> str | None:
             with self._files.new_file(path) as new:

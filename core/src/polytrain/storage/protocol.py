@@ -73,6 +73,13 @@ class Storage(Protocol):
     def write(self, path: str, data: bytes) -> None:
         """Write a small file, or replace it. When this returns it survives the machine."""
 
+    def replace(self, path: str, data: bytes, *, check: Callable[[], None]) -> None:
+        """Replace a small file, unless a check raises.
+
+        If its directory is renamed or deleted meanwhile, nothing is written where it was. Only a
+        storage that `is_local` can promise this.
+        """
+
     def create(self, path: str, data: bytes) -> str | None:
         """Write a small file unless it exists. Of several concurrent calls, at most one succeeds.
 

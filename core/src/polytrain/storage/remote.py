@@ -85,6 +85,10 @@ class RemoteStorage:
 
         self._retrying(write, size=len(data))
 
+    def replace(self, path: str, data: bytes, *, check: Callable[[], None]) -> None:
+        check()
+        self.write(path, data)
+
     def create(self, path: str, data: bytes) -> str | None:
         # Each writer creates a file with a name of its own, and then lists the others. Of two
         # concurrent writers the later one sees the earlier one's file. If both see each other's,
