@@ -631,6 +631,21 @@ def test_weights_are_added_up_only_if_their_data_is_in_use() -> None:
     assert of_earlier_alias.sample() != before
 
 
+def test_a_training_without_such_uses_adds_no_weights_up(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        for _ in range(3):
+            rank.step()
+            rank.report()
+            point = rank.keeper._points.last
+            assert point is not None
+            assert point.sample == ()
+
+    within(train)
+
+
 def test_code_without_a_module_reads_the_weights() -> None:
     model = torch.nn.Linear(2, 3)
     LiveParts({"model": model}).sample()

@@ -270,7 +270,7 @@ class LiveParts:
         states = [_outline(each.state) for each in self.optimizers.values()]
         if len(self._large) == 0 or states != self._states:
             self._large, self._states = list(self._all_large()), states
-            self._large_on_cpu = [each.detach() for each in self._large if not is_on_gpu(each)]
+            self._large_on_cpu = [each for each in self._large if not is_on_gpu(each)]
             kinds = {(each.dtype, each.ndim) for each in self._large_on_cpu}
             self._are_numbers = len(kinds) == 1 and not self._large_on_cpu[0].ndim
         return self._large
