@@ -6,6 +6,7 @@ import ast
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,19 @@ def modules_of(extras: list[str]) -> set[str]:
     return {module for name in names for module in MODULES.get(name, (name,))}
 
 
+def examples_of(page: Path) -> Iterator[str]:
+    """Yield what a page shows in Python, and what scripts are after the changes that it shows."""
+    for kind, text in re.findall(r"^```(python|diff)\b.*\n((?s:.*?))^```", page.read_text(), re.M):
+        lines = text.splitlines()
+        if kind == "diff":
+            lines = [line[1:] for line in lines if not line.startswith("-")]
+        yield "\n".join(lines)
+
+
 def imports_of(page: Path) -> set[str]:
     found: set[str] = set()
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
+    for example in examples_of(page):
+        for node in ast.walk(ast.parse(example)):
             if isinstance(node, ast.Import):
                 found |= {name.name for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

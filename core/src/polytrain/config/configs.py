@@ -87,8 +87,8 @@ class ScalingConfig(Config):
     cluster: Literal["auto", "local", "ray"] = "auto"
     """Where the workers are. "local": on this machine, without Ray. "ray": on Ray's nodes. "auto":
     on Ray if Ray is initialised, if `RAY_ADDRESS` names a cluster or one was started on this
-    machine, if a data set is a Ray data set or the training function uses Ray, or if workers
-    request more than CPUs and memory; otherwise on this machine."""
+    machine, if a data set is a Ray data set or the training function uses Ray, or if something is
+    requested that only Ray assigns, such as labels; otherwise on this machine."""
 
     @property
     def is_elastic(self) -> bool:
