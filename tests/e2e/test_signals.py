@@ -136,11 +136,13 @@ def test_a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(tmp_path: Pat
     path = tmp_path / "script.py"
     path.write_text(PREAMBLE + script(tmp_path, FIT))
     (tmp_path / "go").touch()
+    # As for most users, what can't be written stays in Python's buffer.
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     pid, terminal = pty.fork()
     if pid == 0:
         try:
             os.chdir(tmp_path)
-            os.execv(sys.executable, [sys.executable, str(path)])
+            os.execve(sys.executable, [sys.executable, str(path)], buffered)
         finally:
             os._exit(127)
     assert eventually(lambda: trains(tmp_path))

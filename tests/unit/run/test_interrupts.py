@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -81,6 +84,22 @@ def test_what_takes_resources_while_others_wait_is_not_cut() -> None:
     with pytest.raises(KeyboardInterrupt):
         take()
     assert asked == ["SIGINT", "taken"]
+
+
+def test_prints_fail_only_until_it_is_known_that_the_terminal_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal, descriptor = pty.openpty()
+    with open(descriptor, "w") as stream:
+        monkeypatch.setattr(sys, "__stdout__", stream)
+        Interrupts().handle(HUP)
+        print("seen", file=stream, flush=True)
+        assert os.read(terminal, 100) == b"seen\r\n"
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            print("lost", file=stream, flush=True)
+        Interrupts().handle(HUP)
+        print("lost", file=stream, flush=True)
 
 
 ENDS = {INT: KeyboardInterrupt(), TERM: SystemExit(143), HUP: SystemExit(129)}

@@ -6,6 +6,7 @@ could change what the terminal shows, its title or the clipboard.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -62,6 +63,25 @@ def are_one(first: TextIO | None, second: TextIO | None) -> bool:
         return os.path.sameopenfile(first.fileno(), second.fileno())
     except (AttributeError, OSError, ValueError):  # a replacement, or it is closed
         return False
+
+
+def leave_gone_terminal() -> None:
+    """Have this program's streams write to nowhere if their terminal, or their reader, is gone.
+
+    Otherwise each print raises, also in the user's code, and as Python flushes at its end what
+    couldn't be written, it ends with code 120 instead of the program's own.
+    """
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            descriptor = None if stream is None else _waiting_descriptor(stream)
+            if descriptor is None:
+                continue
+            end = select.poll()
+            end.register(descriptor, 0)
+            if end.poll(0):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 def _waiting_descriptor(stream: TextIO) -> int | None:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+from polytrain.output.echo import leave_gone_terminal
+
 _PATIENCE_S = 5.0
 """Seconds to wait for a storage after a signal. What sends SIGTERM often kills 30 s later."""
 
@@ -45,6 +47,8 @@ class Interrupts:
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
         """Handle a signal."""
+        if number == signal.SIGHUP:
+            leave_gone_terminal()
         is_first = self.first is None
         if is_first:
             self.first = number
