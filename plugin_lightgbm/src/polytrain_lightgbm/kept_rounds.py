@@ -12,7 +12,6 @@ from lightgbm.basic import EvalResult
 
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.history import History
-from polytrain_lightgbm.parameters import value
 
 Save = Callable[[lightgbm.Booster, int, History, Path], None]
 
@@ -57,6 +56,5 @@ class KeptRounds:
 
 
 def can_keep(options: LightGBM) -> bool:
-    """Return whether a round leaves the earlier trees as they are until it ends, on the CPU."""
-    on_cpu = value(options.params, "device_type", "cpu") == "cpu"
-    return on_cpu and not options.renews_leaves and not options.needs_all_rounds
+    """Return whether a round leaves the earlier trees as they are until it ends."""
+    return not options.renews_leaves and not options.needs_all_rounds

@@ -90,8 +90,6 @@ def can_keep(options: XGBoost, params: Mapping[str, Any]) -> bool:
     """
     return (
         params.get("device", "cpu") == "cpu"
-        and params.get("booster", "gbtree") != "gblinear"
-        and params.get("process_type", "default") == "default"
         and not options.quantiles_in_leaves
         and not options.needs_all_rounds
     )
