@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
+from polytrain.workers.ray import losses
 from polytrain.workers.ray.losses import NodeContact
 
 _LISTENS = """
@@ -52,6 +54,36 @@ async def _is_silent_within(contact: NodeContact, seconds: float) -> bool:
 def test_a_node_that_is_there_is_not_silent(program: str) -> None:
     with listening(program) as (_, contact):
         assert not asyncio.run(_is_silent_within(contact, 2.6))
+
+
+def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Meanwhile it has asked nobody, and the raylet has ended the connection."""
+    now, connected = 0.0, NodeContact._connected
+    is_asked_twice = asyncio.Event()
+
+    async def stopped_for_a_minute(contact: NodeContact) -> socket.socket | None:
+        nonlocal now
+        connection = await connected(contact)
+        now += 60
+        if now > 120:
+            is_asked_twice.set()
+        return connection
+
+    monkeypatch.setattr(losses, "time", Mock(monotonic=lambda: now))
+    monkeypatch.setattr(NodeContact, "_connected", stopped_for_a_minute)
+
+    async def play(contact: NodeContact) -> None:
+        silence = asyncio.create_task(contact.silence())
+        asked = asyncio.create_task(is_asked_twice.wait())
+        await asyncio.wait({silence, asked}, return_when=asyncio.FIRST_COMPLETED)
+        assert asked.done(), "it has taken the node for silent"
+        silence.cancel()
+        asked.cancel()
+
+    with listening(_CLOSES) as (_, contact):
+        asyncio.run(play(contact))
 
 
 def test_a_node_whose_processes_are_stopped_is_not_silent() -> None:

@@ -9,7 +9,6 @@ the processes there are. So a slow node isn't lost, and a quiet one costs the dr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
 import struct
@@ -110,12 +109,13 @@ class NodeContact:
         A node that has never answered isn't lost: a firewall may allow Ray's own connections only.
         """
         await self.answer()
-        while time.monotonic() < self._answered_at + self.lost_after_s:
+        while True:
             began = time.monotonic()
             connection = await self._connected()
-            if connection is not None:
-                with connection:
-                    await self._hold(connection)
+            answers = connection is not None and await self._hold(connection)
+            # Time alone says nothing: this process may have been stopped, and has asked nobody.
+            if not answers and time.monotonic() >= self._answered_at + self.lost_after_s:
+                break
             # Nothing listens there any more, or the raylet ends connections at once.
             await asyncio.sleep(max(0.0, began + _PROBE_S - time.monotonic()))
         host, port = self.address
@@ -155,15 +155,19 @@ class NodeContact:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(_PROBE_S))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, unanswered)
 
-    async def _hold(self, connection: socket.socket) -> None:
-        """Wait for the end of a connection."""
+    async def _hold(self, connection: socket.socket) -> bool:
+        """Wait for the end of a connection; return whether the node has ended it."""
         loop = asyncio.get_running_loop()
-        # A peer's end, a refusal, a probe that found no way or got no answer.
-        with contextlib.suppress(OSError):
-            # The raylet greets, and ends a connection that says nothing after two minutes.
-            while await loop.sock_recv(connection, 1024):
-                pass
-        self._answered_at = time.monotonic() - _seconds_since_answer(connection)
+        with connection:
+            try:
+                # The raylet greets, and ends a connection that says nothing after two minutes.
+                while await loop.sock_recv(connection, 1024):
+                    pass
+            except OSError:  # a refusal, or a probe that found no way or got no answer
+                self._answered_at = time.monotonic() - _seconds_since_answer(connection)
+                return False
+        self._answered_at = time.monotonic()
+        return True
 
 
 class NodeContacts:
