@@ -184,7 +184,7 @@ def test_a_run_is_free_when_its_driver_has_ended(
 
 @pytest.mark.parametrize("by_s", [86_400, -86_400])
 def test_a_clock_that_is_set_neither_loses_nor_takes_a_lease(
-    tmp_path: Path, start: Start, soon: None, monkeypatch: pytest.MonkeyPatch, by_s: float
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
     location = Location.of(tmp_path / "run")
     storage, real = location.open(), time.time

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.listeners import free_ports
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, make_trainer
@@ -65,8 +66,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     address = f"http://127.0.0.1:{port}/metrics"
     scraper = Scraper(address)
     result = make_trainer(
@@ -95,8 +95,7 @@ def test_prometheus_sees_a_run_while_it_lasts_and_after_it(watched: Watched) -> 
 
 
 def test_the_port_of_prometheus_is_open_to_this_machine_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     Prometheus(CollectorRegistry(), port=port)
     assert "polytrain" in urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     # An address of this machine that only a server on all addresses answers.

@@ -458,14 +458,15 @@ def test_wandb_gets_no_key_that_the_driver_was_started_with(
 def test_wandb_names_a_server_that_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    tracker = WandB(mode="online")
-    assert list(tracker.problems()) == []
-    with pytest.raises(OSError, match="refused"):
-        tracker.open(run_in(tmp_path))
+    with socket.socket() as silent:
+        # It doesn't listen, and nobody else gets its port.
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = WandB(mode="online")
+        assert list(tracker.problems()) == []
+        with pytest.raises(OSError, match="refused"):
+            tracker.open(run_in(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import ray
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from tests.listeners import free_ports
 
 from polytrain.testing.processes import eventually, title
 
@@ -42,7 +42,8 @@ def growing_cluster(
     """
     # The paths of sockets must be short.
     directory = Path(tempfile.mkdtemp(prefix="growing-", dir="/tmp"))
-    address = f"{ray.util.get_node_ip_address()}:{_free_port()}"
+    port, port_of_clients = free_ports(2)
+    address = f"{ray.util.get_node_ip_address()}:{port}"
     provider = {
         "type": "external",
         "module": _PROVIDER,
@@ -70,8 +71,8 @@ def growing_cluster(
         }
     command = [
         *(Path(sys.executable).with_name("ray"), "start", "--head", "--block"),
-        f"--port={address.rpartition(':')[2]}",
-        f"--ray-client-server-port={_free_port()}",
+        f"--port={port}",
+        f"--ray-client-server-port={port_of_clients}",
         f"--temp-dir={directory / 'ray'}",
         f"--autoscaling-config={directory / 'config.json'}",
         f"--num-cpus={head_cpus}",
@@ -121,13 +122,6 @@ def autoscaling_config(
         **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
         **{f"{name}_commands": [] for name in (*commands, "worker_start_ray")},
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _processes_of(directory: Path) -> list[psutil.Process]:

@@ -221,13 +221,14 @@ def test_a_journal_whose_end_cannot_be_written_leaves_no_file_open(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = os.listdir("/proc/self/fd")
+    before = {*os.listdir("/proc/self/fd")}
     with journal_in(tmp_path, retry_s=0) as journal:
         journal.write(Opened(anew=True, identity={}, world_size=1))
         journal.report(Reported(attempt=0, rank=0, step=1, metrics={"loss": 0.5}))
         monkeypatch.setattr("os.write", full)
     assert "The end of the journal can't be written: [Errno 28]" in caplog.text
-    assert os.listdir("/proc/self/fd") == before
+    # Fewer may be open: what earlier tests have left is collected at any time.
+    assert {*os.listdir("/proc/self/fd")} <= before
 
 
 def test_a_report_that_is_not_kept_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:

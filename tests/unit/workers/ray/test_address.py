@@ -21,10 +21,11 @@ def alive() -> Iterator[str]:
 
 
 @pytest.fixture
-def dead() -> str:
-    """The address of nobody."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+def dead() -> Iterator[str]:
+    """An address at which nobody listens, nor can."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
 def recorded(directory: Path, address: str) -> dict[str, str]:
