@@ -243,7 +243,12 @@ def test_a_failed_validation_ends_the_run_if_it_is_to(
 ) -> None:
     config = ValidationConfig(fn=lambda checkpoint: {}, on_failure="fail")
     run = driver(
-        tmp_path, monkeypatch, validation=failing, validation_config=config, max_failures=-1
+        tmp_path,
+        monkeypatch,
+        validation=failing,
+        validation_config=config,
+        checkpoint_config=CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="val"),
+        max_failures=-1,
     )
     conclusion = run.conclude()
     assert not conclusion.succeeded
@@ -257,6 +262,7 @@ def test_a_failed_validation_ends_the_run_if_it_is_to(
     assert history is not None
     history.validations.retry_failed()
     assert "checkpoint_000001-1.0" in [each.checkpoint for each in history.validations.pending]
+    assert Path(tmp_path, "checkpoints", "checkpoint_000001-1.0", "model").is_file()
 
 
 def test_a_report_adds_to_the_arguments_and_replaces_the_limit(

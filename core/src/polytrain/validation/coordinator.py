@@ -147,7 +147,7 @@ class ValidationCoordinator(AttachedWork):
         return self._manager.validations
 
     def _due(self) -> Validation | None:
-        if self.validator is None:
+        if self.validator is None or self.failure is not None:
             return None
         return self._validations.due({each.directory for each in self._manager.checkpoints})
 
@@ -209,6 +209,8 @@ class ValidationCoordinator(AttachedWork):
         what = f"the validation of {ended.checkpoint} (step {ended.step}) failed"
         assert self._config is not None
         if self._config.on_failure == "fail":
+            # The next driver validates it again, so retention must not delete it.
+            self._validations.retry_failed()
             self.failure = Failure(
                 kind=FailureKind.VALIDATION,
                 rank=None,
