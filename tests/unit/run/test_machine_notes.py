@@ -154,6 +154,16 @@ def test_a_condition_that_is_met_by_what_has_diverged_finishes_no_run(order: str
     assert play.state.drain is None
 
 
+def test_a_condition_that_is_met_by_what_is_good_ends_a_run_that_then_diverges() -> None:
+    """A validation of an earlier checkpoint has met it: nothing would find that again."""
+    play = with_rollbacks(Play(2)).launched().training()
+    play.tell(Committed(manifest=manifest(4, step=8), stamps={}))
+    play.tell(stop_wanted(Stopped(by="condition", reason="val >= 0.9", step=8)))
+    play.tell(diverged(1, step=10, good_step=9), exited(0, killed=True), exited(1, killed=True))
+    assert play.conclusion().succeeded
+    assert play.state.committed == 8
+
+
 def test_who_interrupts_a_run_that_diverges_has_it_interrupted() -> None:
     play = with_rollbacks(Play(2)).launched().training()
     play.tell(stop_wanted(Stopped(by="signal", reason="SIGTERM")))

@@ -497,9 +497,10 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     others = tuple(failure for failure in failures if failure is not root)
     ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
-        finishes = state.drain.stopped is not None and state.drain.stopped.is_final
+        stopped = state.drain.stopped
+        good_step = math.inf if ending.diverged is None else ending.diverged.found.good_step
         # What has diverged is no end of a run, whatever condition it has met.
-        is_void = finishes and ending.diverged is not None
+        is_void = stopped is not None and stopped.is_final and (stopped.step or 0) > good_step
         if state.committed >= state.drain.until_step and not is_void:
             # The driver that resumes the run, if it is resumed, applies the failure policy.
             return _stopped(state, state.drain, ended)
