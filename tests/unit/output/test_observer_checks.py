@@ -27,6 +27,12 @@ class WrongArgument:
         """The hook has a report, no metrics."""
 
 
+class Unawaited:
+    @hookimpl
+    async def polytrain_reported(self, report: Report) -> None:
+        """Nobody awaits it."""
+
+
 class Good:
     @hookimpl
     def polytrain_reported(self, report: Report) -> None:
@@ -48,6 +54,7 @@ GOOD = Good()
         ([Unmarked()], "[0].polytrain_reported", "isn't marked", "@hookimpl"),
         ([Good(), Misspelt()], "[1].polytrain_report", "no such hook", "'polytrain_reported'?"),
         ((WrongArgument(),), "[0].polytrain_reported", "no argument 'metrics'", "run, report"),
+        ([Unawaited()], "[0].polytrain_reported", "makes a coroutine", "a plain function"),
         ([Good], "[0]", "it is the class Good", "Give Good(…)"),
         ([print], "[0]", "has no hook", "polytrain_reported"),
         (["mlflow"], "[0]", "'mlflow' is text", "RunConfig(track=…)"),

@@ -239,11 +239,17 @@ def test_exceptions_are_loaded_for_callbacks_that_take_them(
     assert Loaded.times == times
 
 
+class Unawaited(UserCallback):
+    async def after_report(self, *given: Any) -> None:  # type: ignore[override]  # it is wrong
+        """Nobody awaits it."""
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [
         (Noted(), "it is a Noted"),
         ([Noted], "it is the class Noted"),
+        ([Unawaited()], "[0].after_report: calling after_report makes a coroutine"),
         ([print], "has neither after_report nor after_exception"),
         ([OnlyReports(), Noted()], ""),
         ((), ""),

@@ -135,6 +135,10 @@ def changes(config: Any, rollback: Any) -> Any:
     return config
 
 
+async def unawaited(reports: Any) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -153,6 +157,10 @@ def changes(config: Any, rollback: Any) -> Any:
             "no params that on_rollback could change. Use 'fail'",
         ),
         ({"on_divergence": "rollback"}, "no params that on_rollback could change. Use 'fail'"),
+        (
+            {"on_divergence": "fail", "divergence": unawaited},
+            "divergence: calling unawaited makes a coroutine and decides nothing",
+        ),
         (
             {"on_divergence": "fail", "divergence": lambda: True},
             "divergence: <lambda>() is called with one argument, the list of the last reports",

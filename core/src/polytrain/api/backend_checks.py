@@ -17,11 +17,10 @@ from polytrain.config.configs import (
     ScalingConfig,
 )
 from polytrain.config.constraints import Config
-from polytrain.config.loop_config import call_problems, config_problems, name_of
+from polytrain.config.loop_config import call_problems, config_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.function_checks import (
-    PLAIN_INSTEAD,
-    deferred_kind,
+    deferred_problems,
     pickle_problems,
     reference_problems,
 )
@@ -171,13 +170,7 @@ def function_problems(spec: RunSpec) -> Iterator[Problem]:
         return
     yield from config_problems(config)
     yield from call_problems(function, config)
-    deferred = deferred_kind(function)
-    if deferred is not None:
-        yield Problem(
-            field="train_loop_per_worker",
-            what=f"calling {name_of(function)} makes {deferred} and trains nothing",
-            remedy=PLAIN_INSTEAD[deferred],
-        )
+    yield from deferred_problems("train_loop_per_worker", function, effect="and trains nothing")
     yield from pickle_problems("train_loop_per_worker", function)
     yield from pickle_problems("train_loop_config", config)
 

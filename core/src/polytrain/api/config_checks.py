@@ -13,7 +13,7 @@ from polytrain.config.constraints import typed_problems
 from polytrain.config.loop_config import accepts, written
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
-from polytrain.functions.function_checks import pickle_problems
+from polytrain.functions.function_checks import deferred_problems, pickle_problems
 from polytrain.output.observers import follow_record, observers_problems
 from polytrain.policy.stop_rule import STEP, limit_of
 from polytrain.text.described import is_whole, numbered
@@ -81,6 +81,7 @@ def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Probl
                 what=f"{written(rule)} is called with one argument, the list of the last reports",
                 remedy="Let it take one argument: a list of dicts of metrics, the newest last",
             )
+        yield from deferred_problems("FailureConfig.divergence", rule, effect="and decides nothing")
         yield from pickle_problems(
             "FailureConfig.divergence",
             rule,
@@ -119,6 +120,10 @@ def _rollback_problems(spec: RunSpec, function: Any) -> Iterator[Problem]:
             field="FailureConfig.on_divergence",
             what="'rollback' can't leave batches out: each round is trained on all rows",
             remedy="Pass on_rollback=…, which returns other params, or use 'fail'",
+        )
+    if function is not None:
+        yield from deferred_problems(
+            "FailureConfig.on_rollback", function, effect="and changes nothing"
         )
 
 
@@ -296,6 +301,7 @@ def _function_problems(function: Any) -> Iterator[Problem]:
             remedy="Let it take one argument, a polytrain_plugins.Report: report.step, "
             "report.metrics",
         )
+    yield from deferred_problems(_FIELD, function, effect="and decides nothing")
     yield from pickle_problems(
         _FIELD, function, remedy="Create such objects inside the function, or decide by the report"
     )

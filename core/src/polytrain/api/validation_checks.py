@@ -16,8 +16,7 @@ from polytrain.config.validation_config import (
     options_of_ray,
 )
 from polytrain.functions.function_checks import (
-    PLAIN_INSTEAD,
-    deferred_kind,
+    deferred_problems,
     pickle_problems,
     reference_problems,
 )
@@ -64,13 +63,7 @@ def _function_problems(
         )
     except ValueError:  # some callables in C have no signature
         pass
-    deferred = deferred_kind(function)
-    if deferred is not None:
-        yield Problem(
-            field=_FN,
-            what=f"calling it makes {deferred}, which is no dict of metrics",
-            remedy=PLAIN_INSTEAD[deferred],
-        )
+    yield from deferred_problems(_FN, function, effect="and validates nothing")
     yield from pickle_problems(_FN, function)
 
 

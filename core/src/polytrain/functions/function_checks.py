@@ -11,6 +11,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from polytrain.config.loop_config import name_of
 from polytrain.functions.pickling import code_in, dumps, pickled_for_ray
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type
@@ -165,6 +166,22 @@ PLAIN_INSTEAD = {
     _ASYNC_GENERATOR: "Pass a plain function, without async and yield",
 }
 """The remedy for each kind, as a sentence without its full stop."""
+
+
+def deferred_problems(field: str, function: Any, *, effect: str) -> Iterator[Problem]:
+    """Yield a problem if a call makes an object instead of running the function.
+
+    Args:
+        field: the argument, as the user writes it.
+        effect: what that leads to, as the end of a sentence.
+    """
+    deferred = deferred_kind(function)
+    if deferred is not None:
+        yield Problem(
+            field=field,
+            what=f"calling {name_of(function)} makes {deferred} {effect}",
+            remedy=PLAIN_INSTEAD[deferred],
+        )
 
 
 def deferred_kind(function: Callable[..., Any]) -> str | None:

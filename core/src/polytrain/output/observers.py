@@ -14,6 +14,7 @@ from typing import Any
 import pluggy
 
 from polytrain.config.loop_config import name_of
+from polytrain.functions.function_checks import deferred_problems
 from polytrain.output.call_queues import CallQueues, GuardedCalls
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.close_names import did_you_mean
@@ -236,6 +237,7 @@ def _hook_problems(field: str, name: str, method: Callable[..., Any]) -> Iterato
                 what=f"the hook has no argument {parameter!r}",
                 remedy=f"It may take any of: {', '.join(hooks[name])}",
             )
+    yield from deferred_problems(field, method, effect="and does nothing")
 
 
 def _hooks() -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.errors import Failure
+from polytrain.functions.function_checks import deferred_problems
 from polytrain.output.call_queues import CallQueues, GuardedCalls
 from polytrain.output.observers import END_WITHIN_S
 from polytrain.record.entries import (
@@ -98,18 +99,24 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
         )
         return
     for place, callback in enumerate(callbacks):
+        methods = [(name, getattr(callback, name, None)) for name in _METHODS]
         if isinstance(callback, type):
             yield Problem(
                 field=f"{field_name}[{place}]",
                 what=f"it is the class {callback.__name__}",
                 remedy=f"Give {callback.__name__}(…)",
             )
-        elif not any(callable(getattr(callback, name, None)) for name in _METHODS):
+        elif not any(callable(method) for _, method in methods):
             yield Problem(
                 field=f"{field_name}[{place}]",
                 what=f"{a_type(callback)} has neither {' nor '.join(_METHODS)}",
                 remedy="Give an object of a subclass of polytrain.UserCallback",
             )
+        else:
+            for name, method in methods:
+                yield from deferred_problems(
+                    f"{field_name}[{place}].{name}", method, effect="and does nothing"
+                )
 
 
 def opened(run: Run, queues: CallQueues) -> UserCallbacks:
