@@ -503,6 +503,19 @@ def test_the_end_has_the_best_value_of_the_metric_that_ranks_checkpoints() -> No
     assert "  best auc: 0.9, of step 2" in [*ended(RUN, play.progress)]
 
 
+def test_a_validation_may_return_the_metric_that_ranks_checkpoints() -> None:
+    play = Play()
+    play.take("Opened", anew=True, world_size=2, began=T0, ranking=["valid/auc", "max"])
+    play.launch()
+    play.join()
+    play.report([1], {"valid": {"auc": 0.5}})
+    play.report([2, 3])
+    validated = {"checkpoint": "checkpoint_000001-1.0", "status": "validated", "reason": ""}
+    play.take("ValidationEnded", **validated, step=2, metrics={"valid": {"auc": 0.9}})
+    play.take("Concluded", succeeded=True, stopped=None, reason="every rank finished")
+    assert "  best valid/auc: 0.9, of step 2" in [*ended(RUN, play.progress)]
+
+
 def test_the_traceback_of_a_failure_is_shown_though_the_run_goes_on() -> None:
     play = trained()
     frames = [f"  frame {number}" for number in range(60)]

@@ -26,6 +26,7 @@ from polytrain.record.entries import (
     ValidationRequested,
 )
 from polytrain.record.ledger import Ledger
+from polytrain.text.metrics import named_metric
 
 _SAMPLE_EVERY_S = 0.5
 _SAMPLES = 120
@@ -81,7 +82,8 @@ class Progress:
     """Name of its directory; empty if there is none."""
 
     best: tuple[str, float, int] | None = None
-    """The metric by which checkpoints are ranked, its best reported value, and that one's step."""
+    """The metric by which checkpoints are ranked, its best value of a report or of a validation,
+    and that one's step."""
 
     validations: int = 0
     """Validations that aren't done."""
@@ -138,6 +140,7 @@ class Progress:
                 self.validations += 1
             case ValidationEnded():
                 self.validations = max(0, self.validations - 1)
+                self._note_best(entry.step, entry.metrics)
             case AttemptEnded():
                 self.stopping = ""
                 if entry.failure is not None:
@@ -222,18 +225,23 @@ class Progress:
         self._newest = self.ledger.seconds["train"], self.ledger.highest_step
         if not self._samples or self._newest[0] - self._samples[-1][0] >= _SAMPLE_EVERY_S:
             self._samples.append(self._newest)
-        self._note_best(report)
+        self._note_best(report.step, report.metrics)
 
-    def _note_best(self, report: MetricsReported) -> None:
+    def _note_best(self, step: int, metrics: Mapping[str, Any]) -> None:
         name, order = self._ranking
-        value = report.metrics.get(name) if name is not None else None
-        if name is None or not isinstance(value, int | float) or value != value:
+        if name is None:
+            return
+        try:
+            value = named_metric(metrics, name)
+        except KeyError:
+            return
+        if not isinstance(value, int | float) or value != value:
             return
         is_better = self.best is None or (
             value > self.best[1] if order == "max" else value < self.best[1]
         )
         if is_better:
-            self.best = name, value, report.step
+            self.best = name, value, step
 
     def _enter(self, entry: Transitioned) -> None:
         if isinstance(entry, DrainRequested):
