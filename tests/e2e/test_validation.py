@@ -144,6 +144,8 @@ def test_the_stored_run_has_the_same_metrics(validated: Result) -> None:
     assert list(stored.history) == list(validated.history)
     assert stored.best_checkpoints == validated.best_checkpoints
     assert stored.metrics == validated.metrics
+    for checkpoint, metrics in validated.best_checkpoints:
+        assert polytrain.load(checkpoint.path).metrics == metrics
 
 
 def test_what_it_prints_is_kept(validated: Result) -> None:

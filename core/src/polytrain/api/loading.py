@@ -31,7 +31,8 @@ def load(
             that was copied without its run has none.
 
     Returns:
-        The run's result. Of a checkpoint's path it has this checkpoint, and its metrics.
+        The run's result. Of a checkpoint's path it has this checkpoint, and its metrics, with those
+        of its validation.
 
     Raises:
         RunNotFoundError: there is neither a run nor a checkpoint.
@@ -59,4 +60,7 @@ def load(
                 'name the backend. Pass it: load(path, backend="xgboost"), for example.'
             ) from error
         run = Result(path=location.address, backend=backend)
-    return replace(run, checkpoint=checkpoint, metrics=manifest.metrics)
+    # What its validation has returned is in the run's journal.
+    kept = {each.path: metrics for each, metrics in run.best_checkpoints}
+    metrics = kept.get(checkpoint.path, manifest.metrics)
+    return replace(run, checkpoint=checkpoint, metrics=metrics)
