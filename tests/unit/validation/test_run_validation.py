@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from tests.unit.run.driver import Driver
 
+from polytrain.api.run_handle import Watcher
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.config.configs import CheckpointConfig
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
@@ -355,9 +356,12 @@ def test_a_function_that_is_never_used_is_warned_about(
 def test_observers_get_a_validated_checkpoint_with_its_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    diary = Diary()
-    run = driver(tmp_path, monkeypatch, validation=failing, observers=Observers([diary]))
+    diary, watcher = Diary(), Watcher()
+    observers = Observers([diary, watcher])
+    run = driver(tmp_path, monkeypatch, validation=failing, observers=observers)
     assert run.conclude().succeeded
+    # No other attempt follows, however long the validations take.
+    assert watcher.status.state == "training"
     # The second one has failed.
     assert diary.validated == [(1, {"val": -1.0}), (3, {"val": -1.0}), (4, {"val": -2.0})]
 
@@ -389,8 +393,9 @@ def test_a_limit_that_a_validation_meets_is_kept_for_the_next_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver may die before it concludes the run, and later validations may be worse."""
-    rule = StopRule(limits=(Limit(metric="val", comparison=">=", value=0.0),))
-    run = driver(tmp_path, monkeypatch, stop_rule=rule)
+    rule, watcher = StopRule(limits=(Limit(metric="val", comparison=">=", value=0.0),)), Watcher()
+    run = driver(tmp_path, monkeypatch, stop_rule=rule, observers=Observers([watcher]))
     run.conclude()
+    assert watcher.status.state == "training"
     [met] = lines(tmp_path, "ConditionMet")
     assert (met["stopped"]["metric"], met["stopped"]["step"]) == ("val", 2)

@@ -22,7 +22,7 @@ from polytrain.output.metric_texts import metrics_text
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
 from polytrain.text.described import ShortRepr
-from polytrain_plugins import Attempt, Report, Stopped, hookimpl
+from polytrain_plugins import Attempt, Outcome, Report, Stopped, hookimpl
 
 REPORTS_KEPT = 10_000
 
@@ -78,7 +78,10 @@ class Watcher:
             self._changed.notify_all()
 
     @hookimpl
-    def polytrain_attempt_ended(self) -> None:
+    def polytrain_attempt_ended(self, outcome: Outcome) -> None:
+        # After the last attempt, validations may be left.
+        if outcome.succeeded or outcome.stopped is not None:
+            return
         with self._changed:
             self._status = replace(self._status, state="restarting")
 

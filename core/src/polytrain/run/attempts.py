@@ -111,8 +111,9 @@ def without_lease(lost: RunOwnedError, attempt: int) -> Conclude:
 
 def end(run: Controller, action: EndAttempt) -> None:
     """Record and publish the end of an attempt that isn't finished."""
-    root, reason = action.root, action.reason
-    if not isinstance(run.state.phase, Concluded) and root is not None:
+    root, reason, drain = action.root, action.reason, run.state.drain
+    is_last = isinstance(run.state.phase, Concluded)
+    if not is_last and root is not None:
         starts_anew = run.checkpoints.manager.nothing_good
         reason = "; ".join(filter(None, (reason, starts_anew)))
     located = root and replace(
@@ -133,4 +134,5 @@ def end(run: Controller, action: EndAttempt) -> None:
         planned=root is None,
         reason=reason if root is None else f"{root} ({reason})",
         failures=action.failures,
+        stopped=drain.stopped if is_last and drain is not None else None,
     )

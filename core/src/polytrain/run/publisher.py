@@ -13,7 +13,7 @@ from polytrain.output.worker_output import WorkerOutput
 from polytrain.record.entries import DigestsKept, ExactnessChecked
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
+from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class Publisher:
         planned: bool,
         reason: str,
         failures: tuple[Failure, ...] = (),
+        stopped: Stopped | None = None,
     ) -> None:
         """Publish that the attempt has ended; the arguments are those of `Outcome`."""
         outcome = Outcome(
@@ -123,6 +124,7 @@ class Publisher:
             reason=reason,
             restarts=self.journal.history.ledger.restarts,
             failures=self.failure_infos(failures),
+            stopped=stopped,
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
 
