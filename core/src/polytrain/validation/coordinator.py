@@ -228,7 +228,7 @@ class ValidationCoordinator(AttachedWork):
 
     def _warn_of_pending(self) -> None:
         """Without a function, requests of earlier drivers are left to later ones."""
-        left = len(self._validations.pending)
+        left = self.pending
         if left:
             logger.warning(
                 "%s for a validation, and fit() has no function for it: pass "
