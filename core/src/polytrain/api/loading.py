@@ -31,8 +31,7 @@ def load(
             that was copied without its run has none.
 
     Returns:
-        The run's result. Of a checkpoint's path it has this checkpoint, and its metrics, with those
-        of its validation.
+        The run's result; of a checkpoint's path, with this checkpoint and its metrics.
 
     Raises:
         RunNotFoundError: there is neither a run nor a checkpoint.
