@@ -428,6 +428,20 @@ def test_agents_that_never_come_end_the_run(num_workers: int) -> None:
     assert asked <= num_workers + 4
 
 
+def test_an_elastic_run_begins_without_a_node_on_which_agents_die(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may lack a package."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 2))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.arrive(pool, next(iter(cluster.waiting)), "a")
+    while cluster.waiting:
+        cluster.lose(pool, next(iter(cluster.waiting)))
+    assert (cluster.sizes(), cluster.failures()) == ([1], [])
+    assert "without some workers: 4 agents in a row were lost" in caplog.text
+
+
 def test_a_node_that_does_not_see_the_storage_ends_the_run_before_it_begins() -> None:
     cluster = FakeCluster(a=1, b=1)
     pool = cluster.pool(2)

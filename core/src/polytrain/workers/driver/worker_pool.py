@@ -166,6 +166,11 @@ class WorkerPool:
         """Return the number of these agents; asked after each arrival."""
         return len(self._ranks) + len(self._spares)
 
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the run could begin with the agents that have arrived."""
+        return self._up >= self._sizes.least
+
     def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
@@ -247,7 +252,7 @@ class WorkerPool:
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
         self._dismiss(agent_handle)
-        if self._placing is not None and not (self.ranked and self._up >= self._sizes.least):
+        if self._placing is not None and not (self.ranked and self._has_enough):
             self._fail(reason)
             return
         logger.warning("No worker is placed on a node: %s.", reason)
@@ -288,9 +293,13 @@ class WorkerPool:
             self._ask_again(self._bundles.returned(node))
 
     def _lost_while_placing(self, gone: Gone) -> None:
+        assert self._placing is not None
         if gone.kind is FailureKind.STARTUP:
             self._why_failed = gone.reason
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
+        if reason is not None and gone.kind is not FailureKind.STARTUP and self._has_enough:
+            logger.warning("Training begins without some workers: %s.", reason)
+            self._placing.room, reason = self._up, None
         if reason is None:
             self._start_if_complete()
             self._ask_for_reserved()
