@@ -9,7 +9,7 @@ import pytest
 from tests.unit.run.play import Play, exited, offered, placed, raised, reported, storage_failure
 
 from polytrain.checkpoint.parts import PartStaged
-from polytrain.errors import FailureKind
+from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
@@ -18,6 +18,7 @@ from polytrain.events.attempt import (
     Drained,
     DrainWanted,
     Event,
+    Failed,
     PlacementFailed,
     Purpose,
     SavesOnRequest,
@@ -505,3 +506,72 @@ def test_ranks_that_meet_later_learn_of_a_preemption_too() -> None:
 def told_of(nodes: dict[str, list[int]], *, deadline_ms: int | None) -> DrainAttempt:
     preemption = PreemptionInfo(deadline_ms=deadline_ms, preempted_node_to_ranks=nodes)
     return DrainAttempt(attempt=0, preemption=preemption)
+
+
+def grown(*, max_failures: int = 0) -> Play:
+    """A run that has trained on a node, and is joined by two others."""
+    play = Play(2, max_failures=max_failures).launched().training().tell(reported(0, 1), RESIZE)
+    return play.tell(drained(), *killed(2), placed(4, per_node=1)).training()
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "message"),
+    [
+        (2, FailureKind.USER_ERROR, "ModuleNotFoundError: No module named 'timm'"),
+        (2, FailureKind.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory"),
+        (2, FailureKind.WORKER_LOST, "killed by SIGILL before its training was done"),
+    ],
+)
+def test_a_node_that_joins_and_cannot_begin_ends_no_run(
+    rank: int, kind: FailureKind, message: str
+) -> None:
+    play = grown()
+    play.tell(failed(rank, kind, message), *killed(4, 1))
+    ended, place = play.latest
+    assert isinstance(ended, EndAttempt)
+    assert "a node on which the run hadn't trained before" in ended.reason
+    assert place == AcquireWorkers(avoid={"node-2": math.inf})
+    # The run goes on where it has trained, and may fail as often as before: not at all.
+    play.tell(placed(2, per_node=1)).training().tell(reported(0, 2, 2), raised(1, attempt=2))
+    play.tell(*killed(2, 2))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_all_nodes_that_join_are_left_if_ranks_do_not_find_each_other() -> None:
+    play = grown()
+    play.tell(failed(None, FailureKind.STARTUP, "ranks 0 and 3 have not joined"), *killed(4, 1))
+    assert play.latest[-1] == AcquireWorkers(
+        avoid={f"node-{number}": math.inf for number in (1, 2, 3)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "message"),
+    [
+        # It has trained on this node before.
+        (0, FailureKind.USER_ERROR, "ConnectionError: no answer"),
+        (2, FailureKind.WORKER_LOST, "killed by SIGKILL before its training was done"),
+        (2, FailureKind.STORAGE, "OSError: disk full"),
+    ],
+)
+def test_what_another_node_or_somebody_has_caused_is_counted(
+    rank: int, kind: FailureKind, message: str
+) -> None:
+    play = grown().tell(failed(rank, kind, message), *killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_a_node_that_has_joined_and_trained_is_like_others() -> None:
+    play = grown().tell(reported(0, 2, 1), raised(2, attempt=1), *killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_a_node_that_cannot_begin_and_has_to_stay_ends_the_run() -> None:
+    """No other has room for its workers."""
+    play = grown().tell(raised(2, attempt=1), *killed(4, 1))
+    play.tell(placed(4, per_node=1)).training().tell(raised(2, attempt=2), *killed(4, 2))
+    assert isinstance(play.state.phase, Concluded)
+
+
+def failed(rank: int | None, kind: FailureKind, message: str) -> Failed:
+    return Failed(attempt=1, failure=Failure(kind=kind, rank=rank, message=message))

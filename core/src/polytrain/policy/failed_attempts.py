@@ -128,6 +128,9 @@ class FailedAttempt:
     nodes: frozenset[str] = frozenset()
     """Nodes on which processes were lost."""
 
+    unfit: frozenset[str] = frozenset()
+    """Nodes that had just joined the run, and couldn't begin: they get no workers any more."""
+
     diverged: Diverged | None = None
     """What a rank's report has shown, if training has diverged."""
 
@@ -139,7 +142,8 @@ class FailedAttempt:
     @property
     def is_charged(self) -> bool:
         """Whether it counts towards `max_failures`."""
-        return self.root.kind not in (FailureKind.PREEMPTED, FailureKind.DIVERGED)
+        is_free = self.root.kind in (FailureKind.PREEMPTED, FailureKind.DIVERGED)
+        return not (is_free or self.unfit)
 
     def is_late_news_of(self, before: FailedAttempt) -> bool:
         """Whether it ended by what had already ended the attempt before.

@@ -65,6 +65,7 @@ class FailurePolicy:
             some_kinds_decide,
             self._divergence_is_rolled_back,
             self._user_errors_are_retried,
+            unfit_nodes_are_left,
             self._repeated_errors_end_the_run,
             failed_starts_are_limited,
             losses_are_counted_once,
@@ -234,6 +235,19 @@ def failed_starts_are_limited(attempts: Attempts) -> Decision | None:
         return None
     return Decision(
         restart=False, reason=f"{_START_FAILURES} attempts in a row have ended before they trained"
+    )
+
+
+def unfit_nodes_are_left(attempts: Attempts) -> Decision | None:
+    """Restart without a charge if nodes that have joined the run can't begin: it leaves them."""
+    unfit = attempts[-1].unfit
+    if not unfit:
+        return None
+    node, gets = ("a node", "It gets") if len(unfit) == 1 else (f"{len(unfit)} nodes", "They get")
+    return Decision(
+        restart=True,
+        reason=f"not counted: {node} on which the run hadn't trained before couldn't begin. {gets} "
+        "no workers any more if others have room",
     )
 
 

@@ -76,6 +76,14 @@ _ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
 # A node that leaves ends at most as many attempts: one with its processes, one with its agents.
 _PREEMPTIONS_OF_A_NODE = 2
 
+# Exceptions, and exits, by which a node shows that it can't begin to train.
+_AT_THE_BEGINNING = (
+    FailureKind.STARTUP,
+    FailureKind.USER_ERROR,
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.WORKER_LOST,
+)
+
 # Failures that a node may have caused.
 _OF_A_NODE = (
     FailureKind.WORKER_LOST,
@@ -466,6 +474,8 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
     if ending.is_planned and ending.diverged is not None:
         # It was found while the attempt ended: what the plan was about is of no use any more.
         ending = ending.also(ending.diverged.failure)
+    if state.has_reported:
+        state = replace(state, trained_on=state.trained_on.union(state.nodes))
     after = (
         _after_planned_end(state, now) if ending.is_planned else _after_failure(state, ending, now)
     )
@@ -488,9 +498,13 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         diverged=ending.diverged,
     )
     root = failure_of_attempt.root
+    unfit = _unfit_nodes(state, root)
+    failure_of_attempt = replace(failure_of_attempt, unfit=unfit)
     attempts = (*state.attempts, failure_of_attempt)
     losses = state.losses
-    if root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
+    if unfit:
+        losses = (*losses, *(Loss(node=node, at=now, is_last=True) for node in sorted(unfit)))
+    elif root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
         is_last = root.kind is FailureKind.REPLICAS_DIFFER
         losses = (*losses, Loss(node=state.nodes[root.rank], at=now, is_last=is_last))
     state = replace(state, attempts=attempts, losses=losses)
@@ -519,6 +533,24 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     state = replace(state, attempt=state.attempt + 1)
     after = _launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
+
+
+def _unfit_nodes(state: State, root: Failure) -> frozenset[str]:
+    """Return the nodes that have joined a run which has trained, and can't begin to train.
+
+    They may lack a package, a library or memory, or be behind a firewall. They must not end a run
+    that goes on without them.
+    """
+    known = state.trained_on.union(loss.node for loss in state.losses if loss.is_last)
+    joined = frozenset(state.nodes) - known
+    if state.has_reported or not state.trained_on or root.kind not in _AT_THE_BEGINNING:
+        return frozenset()
+    if root.rank is None:
+        # Several ranks haven't joined each other, or have no process.
+        return joined
+    if root.kind is FailureKind.WORKER_LOST and not is_crash(root.message):
+        return frozenset()
+    return joined.intersection(state.nodes[root.rank : root.rank + 1])
 
 
 def _after_planned_end(state: State, now: float) -> Transition:

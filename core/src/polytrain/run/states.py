@@ -135,6 +135,9 @@ class State:
     nodes: tuple[str, ...] = ()
     """The node of each rank."""
 
+    trained_on: frozenset[str] = frozenset()
+    """Nodes of the attempts that have reported a step, and have ended."""
+
     leaving_nodes: frozenset[str] = frozenset()
     """Draining nodes."""
 
