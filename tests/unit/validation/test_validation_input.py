@@ -78,8 +78,8 @@ WRONG = {
         ValidationConfig(fn=validate, task_config=task(fn_kwargs={"b": 1})),
         r"ValidationConfig.fn: .* \(checkpoint, b=…\): got an unexpected keyword argument 'b'",
     ),
-    "async": (ValidationConfig(fn=is_async), "calling it makes a coroutine"),
-    "generator": (ValidationConfig(fn=yields), "calling it makes a generator"),
+    "async": (ValidationConfig(fn=is_async), "calling is_async makes a coroutine"),
+    "generator": (ValidationConfig(fn=yields), "calling yields makes a generator"),
     "not picklable": (
         ValidationConfig(fn=holding_a_lock()),
         "ValidationConfig.fn: it can't be sent.*`lock` is a lock",
