@@ -39,9 +39,7 @@ except (KeyboardInterrupt, SystemExit):
     let_go()
     left = [c for c in psutil.Process().children(recursive=True) if ours(c)]
     print("interrupted", left, flush=True)
-    deadline = time.monotonic() + 10
-    while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    eventually(lambda: ray.available_resources().get("CPU") == 4)
     print("free CPUs", ray.available_resources().get("CPU"), flush=True)
 """
 
@@ -49,6 +47,7 @@ OURS = '''
 import tempfile
 from pathlib import Path
 import psutil, polytrain_plugins
+from polytrain.testing.processes import eventually
 from polytrain.workers.processes.cache import let_go
 
 def ours(process):

@@ -74,7 +74,7 @@ def leftovers(run: Path) -> list[str]:
         run: its directory.
     """
     # The kernel and Ray end processes with a delay.
-    eventually(lambda: not _left_processes(), seconds=10)
+    eventually(lambda: not _left_processes())
     left = [f"the process {process}" for process in _left_processes()]
     if ray_is_initialized():
         left += _left_on_ray()
@@ -103,7 +103,7 @@ def _left_on_ray() -> list[str]:
             if free.get(node, 0) != total and is_reachable(node)
         ]
 
-    if not eventually(lambda: not taken(), seconds=10):
+    if not eventually(lambda: not taken()):
         left += taken()
     return left
 
