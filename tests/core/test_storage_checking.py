@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,16 @@ def test_a_file_in_the_place_of_the_runs_is_named(problems: Any, tmp_path: Path)
     found = problems(run_config=RunConfig(storage_path=tmp_path / "runs"))
     problem = found.only("RunConfig.storage_path")
     assert str(tmp_path / "runs") in problem.what
+
+
+def test_a_full_disk_is_named_before_anything_starts(
+    problems: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be waited for."""
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
+    problem = problems(run_config=RunConfig(storage_path=tmp_path)).only("RunConfig.storage_path")
+    assert problem.what == f"{str(tmp_path)!r} can't be written to (No space left on device)"
+    assert "Make room there" in problem.remedy
 
 
 @pytest.mark.parametrize(

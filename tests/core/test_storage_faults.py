@@ -249,7 +249,7 @@ def test_a_driver_is_not_passed_by_while_its_storage_is_slow(tmp_path: Path) -> 
 
 
 TRAINING = """
-    import sys, tempfile
+    import logging, sys, tempfile
     from pathlib import Path
     import polytrain
     from polytrain import Checkpoint, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
@@ -268,13 +268,17 @@ TRAINING = """
                 checkpoint = Checkpoint.from_directory(directory)
                 polytrain.report({"step": step}, checkpoint=checkpoint)
 
-    trainer = make_trainer(
-        "reference", train,
-        scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name="one", storage_path=disk, progress=False),
-    )
+    def fit(storage_timeout_s):
+        return make_trainer(
+            "reference", train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                name="one", storage_path=disk, storage_timeout_s=storage_timeout_s, progress=False
+            ),
+        ).fit()
+
     try:
-        trainer.fit()
+        fit(0)
     except TrainingFailedError as error:
         print(str(error).splitlines()[0])
         error.result.checkpoint.verify()
@@ -283,8 +287,16 @@ TRAINING = """
     for path in checkpoints:
         Checkpoint(str(path)).verify()
     print(len(checkpoints))
-    filler.unlink()
-    result = trainer.fit()
+    if sys.argv[2] == sys.argv[1]:
+        filler.unlink()
+    else:
+        class MakesRoom(logging.Handler):
+            def emit(self, record):
+                if "Make room there" in record.getMessage():
+                    filler.unlink()
+        logging.getLogger("polytrain").addHandler(MakesRoom())
+    result = fit(600)
+    assert not filler.exists()
     result.checkpoint.verify()
     print([report["step"] for report in result.history])
 """

@@ -146,7 +146,10 @@ class Engine(ABC, Generic[Model]):
 
     @abstractmethod
     def save(self, model: Model, directory: Path) -> None:
-        """Write the model as plain files into an empty directory."""
+        """Write the model as plain files into an empty directory.
+
+        It is called again, with another directory, if the disk was full.
+        """
 
     @abstractmethod
     def load(self, directory: Path) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,6 +99,24 @@ def test_a_large_file_takes_no_time_and_no_room(taker: Taker, source: Path) -> N
     assert (snapshot / "model").samefile(source / "model")
     assert stamps.keys() == {"model"}
     assert unchanged(snapshot, stamps, "model")
+
+
+def test_a_snapshot_that_had_no_room_is_taken_again_without_copies(
+    taker: Taker, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a full disk takes then is what it takes always: links."""
+    (source / "model").write_bytes(bytes(LARGE))
+    (source / "step").write_text("7")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", full)
+        with pytest.raises(OSError, match="No space left"):
+            taker.take(source)
+    _, stamps = taker.take(source)
+    assert stamps.keys() == {"model"}
 
 
 def test_a_small_file_may_be_written_to_at_once(taker: Taker, source: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_log_on_a_full_disk_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.write", Failing(at=range(9), number=errno.ENOSPC))
-    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=0) as output:
         output.write(wrote("one\n"))
         output.write(wrote("two\n"))
     assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"

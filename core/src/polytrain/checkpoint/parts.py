@@ -16,6 +16,7 @@ from polytrain.checkpoint.staging import Stamps, forget_aside, kept_aside, remov
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed, OfRank
+from polytrain.storage.calls import is_full
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 
@@ -349,11 +350,6 @@ def storage_message(error: Exception, location: Location) -> str:
     if is_full(error):
         return f"{text}. {location.address} is full; the checkpoints that are there are intact"
     return text
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Return whether the storage is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_unwritable(error: BaseException | None) -> bool:

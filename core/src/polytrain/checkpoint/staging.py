@@ -275,7 +275,7 @@ class Snapshots:
         Returns:
             The stamps of the linked files.
         """
-        stamps = {}
+        stamps, seen = {}, dict[Path, int]()
         for directory, _, names in os.walk(source, followlinks=True):
             inside = Path(directory).relative_to(source)
             below = "" if inside == Path() else inside.as_posix()
@@ -285,40 +285,43 @@ class Snapshots:
                     if name == MANIFEST_NAME and inside == Path():
                         continue
                     file = Path(directory, name)
-                    stamp = self._link(file, name, descriptor)
+                    status = file.stat()
+                    seen[file] = status.st_ino
+                    is_rewritten = self._seen.get(file) == status.st_ino
+                    stamp = None if is_rewritten else _linked(file, status, name, descriptor)
                     if stamp is None:
                         _copy(file, name, descriptor)
                     else:
                         stamps[(inside / name).as_posix()] = stamp
+        # Only now: one that fails may be taken again.
+        self._seen = {file: self._seen[file] for file in self._seen.keys() - seen} | seen
         while len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]
         return stamps
 
-    def _link(self, file: Path, name: str, directory: int) -> Stamp | None:
-        """Link a file into an open directory; return its stamp, or None if it must be copied."""
-        status = file.stat()
-        rewritten = self._seen.pop(file, None) == status.st_ino
-        self._seen[file] = status.st_ino
-        if rewritten or status.st_size < _COPIED_BELOW:
-            return None
-        # A coarser file system can't hold this time: there, files are copied.
-        time = status.st_mtime_ns // _TICK_NS * _TICK_NS + 1
-        stamp = status.st_size, time
-        try:
-            os.link(file.resolve(), name, dst_dir_fd=directory)
-            if time != status.st_mtime_ns:
-                times = (status.st_atime_ns, time)
-                os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
-            made = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            if is_unchanged(made, stamp):
-                return stamp
-        except OSError:
-            # It is on another file system, on one without links, or another user's.
-            pass
-        # This is also reached if the file system can't hold the time.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)
+
+def _linked(file: Path, status: os.stat_result, name: str, directory: int) -> Stamp | None:
+    """Link a file into an open directory; return its stamp, or None if it must be copied."""
+    if status.st_size < _COPIED_BELOW:
         return None
+    # A coarser file system can't hold this time: there, files are copied.
+    time = status.st_mtime_ns // _TICK_NS * _TICK_NS + 1
+    stamp = status.st_size, time
+    try:
+        os.link(file.resolve(), name, dst_dir_fd=directory)
+        if time != status.st_mtime_ns:
+            times = (status.st_atime_ns, time)
+            os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+        made = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if is_unchanged(made, stamp):
+            return stamp
+    except OSError:
+        # It is on another file system, on one without links, or another user's.
+        pass
+    # This is also reached if the file system can't hold the time.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    return None
 
 
 def _copy(file: Path, name: str, directory: int) -> None:

@@ -17,7 +17,6 @@ from polytrain.checkpoint.manifest import (
     differences,
     parse_manifest,
 )
-from polytrain.checkpoint.parts import is_unwritable
 from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
@@ -211,13 +210,7 @@ def _get(storage: Storage, name: str, directory: Path) -> str:
         file = directory / expect_inside(name)
     except ValueError as error:
         raise CheckpointError(f"{error}. Remove it from the checkpoint.") from error
-    try:
-        return storage.get(name, file)
-    except OSError as error:
-        if is_unwritable(error):
-            # The system doesn't name the file that it can't write.
-            error.filename = str(file)
-        raise
+    return storage.get(name, file)
 
 
 def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:

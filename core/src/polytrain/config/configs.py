@@ -367,7 +367,7 @@ class RunConfig(Config):
     `pyarrow.fs.FileSystem`, or one of fsspec's."""
 
     storage_timeout_s: Annotated[float, Seconds()] = 600.0
-    """Seconds for which unavailable storage is retried before the attempt fails."""
+    """Seconds for which storage that is unavailable or full is retried before the attempt fails."""
 
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -88,6 +88,7 @@ class RunSpec:
                 stop=config.stop,
                 time_budget_s=config.time_budget_s,
                 digests=config.digests,
+                storage_timeout_s=config.storage_timeout_s,
             ),
         )
 

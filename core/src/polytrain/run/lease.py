@@ -157,6 +157,9 @@ class Lease:
         self.is_gone = False
         """Whether the run's directory was renamed or deleted: nothing is written there again."""
 
+        self._is_late = False
+        """Whether the last heartbeat couldn't be written."""
+
         self._when_lost: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="polytrain-lease", daemon=True)
@@ -228,7 +231,11 @@ class Lease:
             raise
         except Exception as error:  # a storage's client may raise anything
             # Another driver that finds the old file waits until the lease expires.
-            logger.warning("The lease %s can't be renewed: %s", self.path, error)
+            if not self._is_late:
+                logger.warning("The lease %s can't be renewed now: %s", self.path, error)
+            self._is_late = True
+        else:
+            self._is_late = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

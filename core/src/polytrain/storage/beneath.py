@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from polytrain.storage.calls import is_full
 from polytrain.storage.protocol import expect_inside
 
 logger = logging.getLogger(__name__)
@@ -96,11 +97,17 @@ class Beneath:
         with self.reading(path) as file:
             return file.read()
 
-    def overwriting(self, path: str) -> io.BufferedWriter:
-        """Open a file for writing, and empty it."""
-        file = os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT), "wb")
-        file.truncate()
-        return file
+    @contextlib.contextmanager
+    def overwriting(self, path: str) -> Iterator[io.BufferedWriter]:
+        """Open a file for writing, and empty it. An error that there is no room names the file."""
+        try:
+            with os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                file.truncate()
+                yield file
+        except OSError as error:
+            if is_full(error):
+                error.filename = self._at(path)
+            raise
 
     @contextlib.contextmanager
     def new_file(self, path: str, *, make: bool = True) -> Iterator[NewFile]:

@@ -39,8 +39,6 @@ _SMALL = 1 << 20
 
 _PERMANENT = frozenset(
     {
-        errno.ENOSPC,
-        errno.EDQUOT,
         errno.EROFS,
         errno.EACCES,
         errno.EPERM,
@@ -89,6 +87,7 @@ def retry(
     what: str,
     health: StorageHealth | None = None,
     proves_health: bool = True,
+    passes: Callable[[OSError], bool] | None = None,
 ) -> Answer:
     """Call until it works, with exponential backoff and jitter.
 
@@ -99,6 +98,7 @@ def retry(
         health: of the storage that is called.
         proves_health: whether an answer shows that the storage works. The memory of this machine
             also answers reads, and takes what isn't synced.
+        passes: returns whether an error is temporary; `is_temporary` by default.
 
     Raises:
         OSError: it still fails, or the error is permanent.
@@ -109,7 +109,7 @@ def retry(
         try:
             answer = call()
         except OSError as error:
-            if not is_temporary(error):
+            if not (passes or is_temporary)(error):
                 health.has_failed &= not proves_health
                 raise
             if tries == 0:
@@ -123,7 +123,10 @@ def retry(
             if health.has_failed:
                 raise
             if tries == 0:
-                logger.warning("%s: %s. Trying again for up to %g s.", what, error, patience_s)
+                remedy = " Make room there meanwhile." if is_full(error) else ""
+                logger.warning(
+                    "%s: %s. Trying again for up to %g s.%s", what, error, patience_s, remedy
+                )
             _sleep(wait_s, health)
             tries += 1
         else:
@@ -206,6 +209,11 @@ def is_temporary(error: BaseException) -> bool:
         return False
     text = str(error)
     return not any(word in text for word in _PERMANENT_WORDS)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether a disk or a quota has no room left, which others, or deletions, may make."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def small_at_once(call: Callable[[Item], Answer], sizes: Mapping[Item, int]) -> dict[Item, Answer]:

@@ -306,7 +306,7 @@ class LocalLog:
         return retry(
             call,
             retry_s=self._retry_s,
-            what=self._path,
+            what=str(self._files.root / self._path),
             health=self._health,
             proves_health=False,
         )

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from polytrain.config.constraints import storage_place, working_directory
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.calls import StorageHealth
+from polytrain.storage.calls import StorageHealth, is_full
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage, StorageError
 from polytrain.text.secret_names import ADDRESS, holds_credentials, without_credentials
@@ -247,14 +247,17 @@ def writing_problems(location: Location, *, field: str, num_workers: int) -> Ite
 def _directory_problems(path: Path, field: str) -> Iterator[Problem]:
     existing = next(p for p in (path, *path.parents) if p.exists())
     try:
-        # Permissions don't show read-only and special file systems; a write does.
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        # Permissions don't show read-only, full and special file systems; a write does.
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            # A full file system takes empty files.
+            file.write(bytes(4096))
     except OSError as error:
         yield Problem(
             field=field,
             what=f"{str(existing)!r} can't be written to ({error.strerror})",
-            remedy="Give a directory in which this user may create files",
+            remedy="Make room there, or give another directory"
+            if is_full(error)
+            else "Give a directory in which this user may create files",
         )
 
 

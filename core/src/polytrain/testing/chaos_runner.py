@@ -117,6 +117,8 @@ class ChaosRun:
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
                 observers=(clock,),
                 progress=False,
+                # A disk that is full stays full.
+                storage_timeout_s=0,
             ),
         ).fit()
 

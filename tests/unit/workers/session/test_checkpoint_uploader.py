@@ -1,11 +1,13 @@
-"""A disk that takes no files: the error says which, and what to do."""
+"""A disk that takes no files: the error says which, and what to do, if it stays so."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,20 +21,64 @@ from polytrain.workers.session.checkpoint_files import CheckpointFiles
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 
 
-def submit(scratch: Path, number: int) -> None:
-    """Stage a checkpoint, whose files can't be written for this reason."""
-    job: Any = SimpleNamespace(near_staging=None, spec=SimpleNamespace(run_config=RunConfig()))
+def submit(
+    scratch: Path, number: int, *, timeout_s: float = 0, has_room: Event | None = None
+) -> list[Any]:
+    """Stage a checkpoint, whose files can't be written for this reason, until there is room.
+
+    Returns:
+        What is sent to the agent.
+    """
+    config = RunConfig(storage_timeout_s=timeout_s)
+    job: Any = SimpleNamespace(near_staging=None, spec=SimpleNamespace(run_config=config))
     order: Any = SimpleNamespace(attempt_id=AttemptId(token=1, attempt=0), first_checkpoint=0)
-    channel: Any = None  # Nothing is sent.
+    sent: list[Any] = []
+    channel: Any = SimpleNamespace(
+        send=lambda *messages: sent.extend(messages), receive=lambda: ["settled", 0]
+    )
     uploader = CheckpointUploader(job=job, order=order, rank=0, channel=channel, scratch=scratch)
 
     def write(directory: Path) -> Mapping[str, Any]:
         Path(directory, "half").write_text("a half")
-        raise OSError(number, os.strerror(number))
+        if has_room is None or not has_room.is_set():
+            raise OSError(number, os.strerror(number))
+        return {}
 
     uploader.submit(
         CheckpointFiles(write=write), step=1, metrics={}, positions={}, report=list, waits=True
     )
+    return sent
+
+
+class WhenLogged(logging.Handler):
+    """Sets an event at the first record."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._event.set()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_has_room_again_in_time_costs_nothing(
+    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_room, calls = Event(), logging.getLogger("polytrain.storage.calls")
+    handler = WhenLogged(has_room)
+    calls.addHandler(handler)
+    try:
+        sent = submit(tmp_path, number, timeout_s=600, has_room=has_room)
+    finally:
+        calls.removeHandler(handler)
+    [staged] = [message for message in sent if message[0] == "staged"]
+    assert str(tmp_path) in str(staged)
+    [file] = tmp_path.rglob("half")
+    assert file.read_text() == "a half"
+    [message] = caplog.messages
+    assert message.startswith("checkpoint_000000-1.0: ")
+    assert f"'{tmp_path}'. Trying again for up to 600 s. Make room there" in message
 
 
 @pytest.mark.parametrize(

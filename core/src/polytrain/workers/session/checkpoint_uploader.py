@@ -9,17 +9,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from polytrain.checkpoint.manifest import directory_name
-from polytrain.checkpoint.parts import is_full, is_unwritable
+from polytrain.checkpoint.parts import is_unwritable
 from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
+from polytrain.storage.calls import is_full, retry
 from polytrain.workers.processes.channel import Channel, Message
-from polytrain.workers.session.checkpoint_files import CheckpointFiles
+from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
     checkpoints_asked_message,
@@ -51,6 +53,7 @@ class CheckpointUploader:
         self._channel = channel
         self._stagings = Stagings(scratch=scratch, near=job.near_staging)
         self._max_in_flight = job.spec.run_config.checkpoint_config.max_in_flight
+        self._retry_s = job.spec.run_config.storage_timeout_s
         self._next = order.first_checkpoint
         self._newest: int | None = None
         self._in_flight: set[int] = set()
@@ -92,7 +95,8 @@ class CheckpointUploader:
                 only while too many uploads are in flight.
 
         Raises:
-            CheckpointError: the file system is full or read-only, which is its cause.
+            CheckpointError: the file system is read-only, or still full after
+                `storage_timeout_s`, which is its cause.
         """
         with self.stalling():
             self._wait(at_most=self._max_in_flight - 1)
@@ -128,20 +132,40 @@ class CheckpointUploader:
         return directory_name(self._next, self._attempt)
 
     def _staged(self, files: CheckpointFiles) -> tuple[str, Stamps]:
-        """Write the files into a new directory; return its path, and the files' stamps."""
-        if files.write is None:
+        """Write the files into a new directory, once there is room for them.
+
+        Returns:
+            Its path, and the files' stamps.
+        """
+        write = files.write
+        if write is None:
             return "", {}
+        written = partial(self._written, write, files.directory)
         with _unwritable_named():
-            staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
+            try:
+                return written()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+            with during(WorkerStage.WAITING_FOR_COMMIT):
+                return retry(
+                    written, retry_s=self._retry_s, what=self.next_directory, passes=is_full
+                )
+
+    def _written(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
+        staging = self._stagings.new(self.next_directory, self._rank, source=source)
         root, path = beneath(staging)
         try:
-            with _unwritable_named(staging.parent), root.directory(path) as descriptor:
+            with root.directory(path) as descriptor:
                 # Engines take a path. This one leads to the opened directory, even if somebody who
                 # can write to the run's directory has replaced it.
                 opened = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-                return str(staging), files.write(opened)
-        except CheckpointError as error:
-            if is_full(error.__cause__):
+                return str(staging), write(opened)
+        except OSError as error:
+            if is_unwritable(error):
+                # The directory of all staged parts: that path would mean nothing to people.
+                error.filename = str(staging.parent)
+            if is_full(error):
                 remove(staging)
             raise
 
@@ -258,11 +282,8 @@ class CheckpointUploader:
 
 
 @contextmanager
-def _unwritable_named(directory: Path | None = None) -> Iterator[None]:
-    """Explain that the staging directory can't be written to.
-
-    Args:
-        directory: the directory that holds all staged parts; None if the error names one.
+def _unwritable_named() -> Iterator[None]:
+    """Explain that the staging directory, which the error names, can't be written to.
 
     Raises:
         CheckpointError: its file system is full or read-only.
@@ -272,12 +293,11 @@ def _unwritable_named(directory: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if not is_unwritable(error):
             raise
-        where = error.filename if directory is None else directory
         if is_full(error):
             what, remedy, other = "No room for a checkpoint in", "Make room there", "a larger disk"
         else:
             what, remedy, other = "No checkpoint can be written to", "Mount it anew", "another disk"
         raise CheckpointError(
-            f"{what} {where} ({error.strerror}). Earlier checkpoints are intact. {remedy}, or set "
-            f"TMPDIR or RunConfig(storage_path=…) to {other}."
+            f"{what} {error.filename} ({error.strerror}). Earlier checkpoints are intact. "
+            f"{remedy}, or set TMPDIR or RunConfig(storage_path=…) to {other}."
         ) from error
