@@ -50,13 +50,13 @@ def closed_descriptors(request: pytest.FixtureRequest) -> Iterator[None]:
         assert is_closed, f"these tests leave descriptors open:\n{left}"
 
 
-def opened() -> dict[int, str]:
-    """The names of this process's descriptors, by their numbers."""
+def opened(process: int | str = "self") -> dict[int, str]:
+    """The names of a process's descriptors, by their numbers."""
     names = {}
-    for number in map(int, os.listdir("/proc/self/fd")):
-        # One of them was the directory's.
+    for number in map(int, os.listdir(f"/proc/{process}/fd")):
+        # It may close one meanwhile, as this process does that of the directory.
         with suppress(FileNotFoundError):
-            names[number] = os.readlink(f"/proc/self/fd/{number}")
+            names[number] = os.readlink(f"/proc/{process}/fd/{number}")
     return names
 
 

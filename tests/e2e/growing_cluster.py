@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ def growing_cluster(
         head.send_signal(signal.SIGTERM)
         head.wait(30)
         for process in _processes_of(directory):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ def agents() -> list[psutil.Process]:
 
 
 def progress_pages(pid: int | str) -> set[int]:
-    """Inodes of the pages that a process shares: an agent shares one with each of its ranks."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    """Inodes of the pages that a process shares: an agent shares one with each of its ranks.
+
+    There are none of a process that has ended, such as an agent of a test beside this one.
+    """
+    maps: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {int(line.split()[4]) for line in maps if "polytrain-progress" in line}
 
 

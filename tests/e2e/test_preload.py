@@ -44,6 +44,9 @@ def is_settled(pid):
         )
     except psutil.NoSuchProcess:
         return True
+    except FileNotFoundError:
+        # It is closing what it doesn't need, or ending.
+        return False
 
 def train():
     context = polytrain.get_context()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.descriptors import opened
 
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.read.describe import describe
@@ -91,9 +91,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def open_files(directory: Path) -> list[str]:
     """Those in a directory that this process has open, with or without a name."""
-    links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-    files = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return [file for file in files if file.startswith(str(directory))]
+    return [file for file in opened().values() if file.startswith(str(directory))]
 
 
 @pytest.fixture

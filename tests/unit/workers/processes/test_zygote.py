@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import psutil
 import pytest
+from tests.descriptors import opened
 
 from polytrain import InvalidJobError, ScalingConfig, make_trainer
 from polytrain.api.cluster_checks import system_problems
@@ -742,7 +743,7 @@ def another_client(first: ZygoteConnection) -> ZygoteConnection:
 
 def is_serving(preloaded: psutil.Process) -> bool:
     """Whether it waits for requests. Before, it has closed what it got from the node's zygote."""
-    files = [os.readlink(file) for file in Path(f"/proc/{preloaded.pid}/fd").iterdir()]
+    files = opened(preloaded.pid).values()
     return "anon_inode:[eventpoll]" in files and "anon_inode:[pidfd]" not in files
 
 
