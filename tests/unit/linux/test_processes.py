@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -45,6 +47,18 @@ def start(end: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     theirs.close()
     assert ours.recv(1) == b"!"
     return child, ours
+
+
+def test_without_descriptors_a_process_seems_to_have_no_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its watch would end otherwise, for a lack that may last a second."""
+
+    def lacks(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "glob", lacks)
+    assert cpu_seconds(os.getpid()) > 0
 
 
 def test_who_has_hung_up_is_ending() -> None:

@@ -226,11 +226,12 @@ def _is_exiting(fields: list[str]) -> bool:
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the children of all threads of a process; empty if it is gone."""
+    """Return the children of all threads of a process; empty if it is gone, or can't be read."""
     found: set[int] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found.update(map(int, children.read_text().split()))
+    with contextlib.suppress(OSError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found.update(map(int, children.read_text().split()))
     return found
 
 

@@ -187,10 +187,11 @@ class PeriodicProbe:
         self._next.cancel()
 
     def _look(self) -> None:
+        # First: an error, as of a system that refuses a thread, doesn't end the watch.
+        self._next = self._loop.call_later(self._looker.period_s, self._look)
         event = self._looker.look_at(self._loop.time(), self._page, self._pid)
         if event is not None:
             self._tell(event)
-        self._next = self._loop.call_later(self._looker.period_s, self._look)
 
 
 _MAX_SAMPLE_PERIOD_S = 0.2
