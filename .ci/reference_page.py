@@ -283,9 +283,9 @@ def described(found: Documented) -> Iterator[str]:
                     yield f"- raises `{raised.annotation}`: {folded(raised.description)}"
                 yield ""
             case griffe.DocstringSectionReturns() | griffe.DocstringSectionYields():
-                for returned in part.value:
-                    yield f"- returns {folded(returned.description)}"
-                yield ""
+                # Each line is a part of its own.
+                lines = [folded(line.description) for line in part.value]
+                yield f"- returns: {' '.join(lines)}\n"
 
 
 def members(found: griffe.Class, places: Mapping[str, str]) -> Iterator[str]:

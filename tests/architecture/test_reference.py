@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,12 @@ def test_every_configuration_field_is_there(text: str) -> None:
         entry = text.split(f"\n## `polytrain.{config.__name__}`\n")[1].split("\n## ")[0]
         for each in fields(config):
             assert f"- `{each.name}" in entry, f"{config.__name__}.{each.name}"
+
+
+def test_what_a_call_returns_is_one_sentence_however_many_lines_it_takes(text: str) -> None:
+    lines = text.splitlines()
+    assert not [
+        after
+        for before, after in pairwise(lines)
+        if before.startswith("- returns") and after.startswith("- returns")
+    ]
