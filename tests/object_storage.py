@@ -57,6 +57,9 @@ class S3Server:
     outage: Outage | None = None
     """The present one."""
 
+    deletes_only_one: bool = False
+    """Whether it lacks the call that deletes many objects, as services that imitate S3 may."""
+
     @property
     def environment(self) -> Mapping[str, str]:
         """What a process that is to read from this server has in its environment."""
@@ -195,6 +198,10 @@ def _watched(application: Callable[..., Any], server: S3Server) -> Callable[...,
         query = unquote(environ.get("QUERY_STRING", ""))
         server.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{query}")
         outage = server.outage
+        if server.deletes_only_one and environ["REQUEST_METHOD"] == "POST" and query == "delete":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("501 Not Implemented", [("Content-Length", "0")])
+            return []
         if outage is None:
             with one_at_a_time:
                 return application(environ, start)

@@ -374,6 +374,19 @@ def test_more_objects_than_one_answer_lists(bucket: Any) -> None:
     assert listed == {f"checkpoints/{number:04d}/m": 2 for number in range(1001)}
 
 
+def test_a_service_that_deletes_only_single_objects_frees_their_room(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket.server, "deletes_only_one", True)
+    storage = Location.of("s3://bucket/run", retry_s=0).open()
+    for name in ("a/model", "a/deep/state", "b/model"):
+        storage.write(name, b"content")
+    storage.delete_below("a")
+    storage.delete_below("never/was")
+    assert "POST /bucket?delete" in bucket.server.requests
+    assert storage.list("") == {"b/model": 7}
+
+
 def test_an_object_whose_key_leads_out_of_the_directory_is_not_fetched(
     bucket: Any, tmp_path: Path
 ) -> None:

@@ -147,7 +147,15 @@ class RemoteStorage:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_dir(self._path(directory))
 
-        self._retrying(delete)
+        def delete_singly() -> None:
+            try:
+                delete()
+            except OSError:
+                # Services that imitate S3 may lack its call for many objects.
+                for _ in at_once(self.delete, self.list(directory)):
+                    pass
+
+        self._retrying(delete_singly)
 
     def open_log(self, path: str, *, series: str) -> RemoteLog:
         return RemoteLog(self, path, series)
