@@ -19,12 +19,14 @@ import numpy as np
 import pytest
 import torch
 from tests.plugin_torch.kept_ranks import Session, small_state
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from polytrain.extension import KeptState, NotCleanError, Place
-from polytrain_torch import prepare_data_loader
+from polytrain_torch import prepare_data_loader, prepare_model
 from polytrain_torch.randomness import file_of, generators_of, generators_within
 from polytrain_torch.survivors import keeper, point_writer, unused_gradients
 from polytrain_torch.survivors.keeper import Keeper
@@ -416,6 +418,34 @@ def test_a_state_is_kept_after_an_evaluation_within_an_epoch(
     assert (tmp_path / "state.pt").exists()
 
 
+def test_an_evaluation_before_a_step_ends_no_epoch_of_the_loop(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end says nothing of what the rest of the loop reads, such as a hidden state."""
+
+    def loader(rank: Rank) -> Iterator[None]:
+        for _ in range(5):
+            rank.fetch_for(sys._getframe(1))
+            yield
+        rank.fetch_for(sys._getframe(1))
+        rank.keeper.epoch_is_over()
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        hidden = torch.zeros(1)
+        for _ in loader(rank):
+            if rank.keeper.steps == 3:
+                for _ in loader(rank):
+                    pass
+                with pytest.raises(NotCleanError, match="'hidden' changes from step to step"):
+                    rank.session.writer.hold(0, lambda: False)
+                return
+            rank.step()
+            hidden = hidden + 1
+
+    within(train)
+
+
 def test_what_alternates_from_step_to_step_is_carried(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -684,6 +714,48 @@ def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
         states = torch.load(own)["parts"]["model"] if offset else torch.load(tmp_path / "model.pt")
         assert torch.equal(states[name], lost.model.state_dict()[name])
         assert own.exists() == (offset != 0)
+
+    within(train)
+
+
+def test_random_numbers_of_a_forward_pass_that_a_lost_rank_has_not_reached_are_unknown(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was lost after its gradients, before another pass that nobody waits for."""
+
+    def train() -> None:
+        lost = Rank(monkeypatch)
+        lost.forward()
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.forward()
+        rank.report()
+        monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
+        with pytest.raises(NotCleanError, match="not all of its forward passes are known"):
+            rank.write(tmp_path, lost=lost)
+
+    within(train)
+
+
+def test_what_a_loop_adds_to_a_buffer_after_the_forward_pass_is_not_lost_with_rank_0(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP would send all ranks the buffers that rank 0 had before."""
+
+    def train() -> None:
+        lost = Rank(monkeypatch)
+        lost.forward(offset=1.0)
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.model.get_buffer("mask")[0] += 1
+        rank.report()
+        names, buffers = zip(*rank.model.named_buffers(), strict=True)
+        kept = {0: lost.states(), 1: rank.states()}
+        sent = set(map(id, buffers))
+        _, found = KeptByRank(kept, first=2, point=2, mine=1, buffers=buffers, sent=sent).state(0)
+        known = dict(zip(names, found, strict=True))
+        assert known["mask"][0] == 1
+        assert torch.equal(known["1.running_mean"], lost.model.get_buffer("1.running_mean"))
 
     within(train)
 
@@ -1044,6 +1116,22 @@ class Table:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+def test_what_communication_hooks_keep_is_in_no_state(within: Within) -> None:
+    def why_not(hook: Any, state: Any) -> str | None:
+        model = prepare_model(torch.nn.Linear(2, 2))
+        model.register_comm_hook(state, hook)
+        parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+        return LiveParts(parts).begin(whose="its state", copies_shards=False, copies_gpu=False)
+
+    def train() -> None:
+        assert why_not(default_hooks.fp16_compress_hook, None) is None
+        assert "communication hook" in str(
+            why_not(powerSGD_hook.powerSGD_hook, PowerSGDState(None))
+        )
+
+    within(train)
 
 
 def test_what_is_copied_at_each_batch_has_a_limit(

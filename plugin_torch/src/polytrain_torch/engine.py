@@ -64,6 +64,7 @@ def _first_step_noted() -> Iterator[None]:
     """Note the first step of an optimizer in a block of code."""
     has_stepped = False
 
+    @torch.compiler.disable
     def note(*_: Any) -> None:
         nonlocal has_stepped
         if not has_stepped and not makes_state():

@@ -19,6 +19,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -154,6 +159,29 @@ def compiled_by_shape() -> Iterator[None]:
 def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> bool:
     """Return whether a hook averages a DDP model's gradients. Only registering one is public."""
     return bool(model._comm_hooks)
+
+
+def hook_states(model: torch.nn.parallel.DistributedDataParallel) -> list[Any]:
+    """Return what a DDP model's communication hooks keep from step to step."""
+    states = [state for _, state in model._comm_hooks]
+    return [each for each in states if not isinstance(each, dist.ProcessGroup | None)]
+
+
+def keeps_gradients(model: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether a hook may keep gradients for later steps, or not average them all at once."""
+    hooks = {hook for hook, _ in model._comm_hooks}
+    return bool(hook_states(model)) or not hooks <= _PLAIN_HOOKS
+
+
+_PLAIN_HOOKS = {allreduce_hook, bf16_compress_hook, fp16_compress_hook}
+
+
+def is_unsynchronized(model: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether the last forward pass of a DDP model was one of `no_sync()`.
+
+    So was one without gradients, as in an evaluation.
+    """
+    return not model.require_forward_param_sync
 
 
 def saves_plainly(module: torch.nn.Module) -> bool:

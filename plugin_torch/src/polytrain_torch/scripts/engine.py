@@ -66,6 +66,7 @@ class ScriptEngine(TorchEngine):
         return [int(number) for number in sums.tolist()]
 
 
+@torch.compiler.disable
 def _show_progress(*_: object) -> None:
     heartbeat()
 

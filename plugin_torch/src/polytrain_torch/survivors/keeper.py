@@ -106,6 +106,12 @@ class Keeper:
         self._fetches_for_several = False
         self._has_warned = False
         self._has_begun = False
+        self._is_at_fetch = False
+        """Whether the last fetch of a batch is the last point."""
+
+        self._forwards = 0
+        """Number of forward passes since the last point."""
+
         self.steps = 0
         """Number of the optimizers' steps in this attempt."""
 
@@ -178,9 +184,12 @@ class Keeper:
             self.continuation.see_loop(self._points.next_number)
         if optimizer not in self._live.optimizers.values():
             self.refuse(f"an optimizer that steps isn't in {self._whose}")
+        if self._live.has_local_gradients(optimizer):
+            self.refuse("the gradients of a step were each rank's own, by no_sync()")
 
     def before_batch(self, frame: FrameType | None) -> None:
         """Note that the loop is about to get its next batch."""
+        self._is_at_fetch = False
         if not self.keeps:
             return
         self.continuation.fetch(frame)
@@ -201,6 +210,7 @@ class Keeper:
             self._points.why_dirty = "it gets batches in several places"
         else:
             self._pass(partial(self._keep, frames, is_open=waits))
+            self._is_at_fetch = True
 
     def _see_fetch(self, place: tuple[CodeType, int]) -> None:
         """Note where a batch is fetched: `zip` does so from several loaders before a step."""
@@ -219,7 +229,8 @@ class Keeper:
         # The next epoch's first one is fetched at the same place.
         self._fetched.clear()
         point = self._points.last
-        if point is None or point.frames is None or point.is_over or self._points.has_stepped:
+        # An evaluation before a step, or a rest of batches without one, ends after another point.
+        if point is None or not self._is_at_fetch:
             return
         try:
             point = replace(point, is_over=True)
@@ -313,6 +324,7 @@ class Keeper:
 
     def before_backward(self) -> None:
         """Note that a backward pass begins."""
+        self._live.note_local_gradients()
         self._look_at_gradients(self.gradients.computed)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -335,9 +347,10 @@ class Keeper:
         Args:
             own: what it will have on this rank alone, if that is known.
         """
+        self._forwards += 1
         # What virtual workers end their step with is every rank's own knowledge.
         if self._kept is not None and self.keeps and virtual_workers() is None:
-            forecast = {"own": own} if own else {}
+            forecast = {"forwards": self._forwards, **({"own": own} if own else {})}
             try:
                 self._put(forecast, point=self._points.next_number, is_forecast=True)
             except Exception as error:  # a GPU that can't take it; the training continues
@@ -399,6 +412,7 @@ class Keeper:
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
+        self._forwards = 0
         proves_clean = self.gradients.dropped_later() if is_open else lambda: True
         is_new = self._points.reach(point, proves_clean)
         if not is_open:
@@ -537,11 +551,14 @@ def unnoted_steps() -> AbstractContextManager[None]:
     return nullcontext() if keeps is None else keeps.noting_steps_itself()
 
 
+# A compiled step would be compiled again for each number that it counts here.
+@torch.compiler.disable
 def _before_step(optimizer: Any, *_: Any) -> None:
     if _current is not None:
         _current[1].begins_step(optimizer)
 
 
+@torch.compiler.disable
 def _after_step(optimizer: Any, *_: Any) -> None:
     if _current is not None:
         _current[1].after_step(optimizer)

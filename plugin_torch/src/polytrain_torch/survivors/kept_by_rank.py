@@ -78,6 +78,10 @@ class KeptByRank:
         theirs, mine = (self._at(each, self.first, is_forecast=True) for each in (rank, self.mine))
         if theirs is None or mine is None:
             raise NotCleanError(f"rank {rank} was lost, and its random numbers aren't known")
+        if theirs[0].get("forwards") != mine[0].get("forwards"):
+            raise NotCleanError(
+                f"{_LOST.format(rank=rank)} not all of its forward passes are known"
+            )
         before, here = (self._at(each, self.first - 1) for each in (rank, self.mine))
         if before is None or here is None:
             raise NotCleanError(f"rank {rank} was lost in its first step")
@@ -140,13 +144,17 @@ class KeptByRank:
         buffers = self._tensors(last[1])
         its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
         here = self._tensors(here_last[1])
-        for number, buffer in enumerate(self.buffers):
-            if id(buffer) in self.sent:
+        # Those that DDP sends first: others may be copies of them.
+        for number in sorted(range(len(buffers)), key=lambda each: not self._is_sent(each)):
+            # Only rank 0's are sent, and a loop may change them after the forward pass.
+            is_known = rank != 0 or _equal(here[number], is_here[number])
+            if self._is_sent(number) and is_known:
                 continue
             if _equal(its[number], was_here[number]) and _equal(buffers[number], here[number]):
                 buffers[number] = is_here[number]
                 continue
-            if id(buffer) in self.by_forward and _equal(here[number], is_here[number]):
+            by_forward = id(self.buffers[number]) in self.by_forward
+            if by_forward and _equal(here[number], is_here[number]):
                 continue
             source = self._source_of(number, is_here)
             if source is None:
@@ -163,13 +171,17 @@ class KeptByRank:
         own_state = {"random": last[0]["random"], "own": own, "places": before[0]["places"]}
         return {**small, **own_state}, buffers
 
+    def _is_sent(self, number: int) -> bool:
+        return id(self.buffers[number]) in self.sent
+
     def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
         """Return the model's buffer that another one, such as an average's, is a copy of."""
         return next(
             (
                 other
                 for other, each in enumerate(self.buffers)
-                if id(each) in self.sent
+                if self._is_sent(other)
+                and other != number
                 and each.numel() > 1
                 and _equal(values[other], values[number])
             ),

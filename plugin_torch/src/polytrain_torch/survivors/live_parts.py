@@ -17,6 +17,8 @@ from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import (
     ANY_BATCH_NORM,
     has_other_users,
+    is_unsynchronized,
+    keeps_gradients,
     saves_plainly,
     versions_of,
 )
@@ -106,6 +108,12 @@ class LiveParts:
 
         self._are_numbers = False
         """Whether these are numbers of one type."""
+
+        self._in_ddp: list[DistributedDataParallel] = []
+        """The models around or inside of the parts whose gradients DDP averages over the ranks."""
+
+        self._local: list[DistributedDataParallel] = []
+        """Those whose gradients DDP doesn't average in the last backward pass."""
 
         self._accesses: int | None = None
         """Uses of `parameter.data` before the first point; None until then."""
@@ -199,6 +207,10 @@ class LiveParts:
 
     def _unsuitable_training(self, whose: str) -> str | None:
         models = self._models()
+        if dist.get_world_size() > 1:
+            self._in_ddp = [each for each in models if not getattr(each, "is_virtual", False)]
+        if any(map(keeps_gradients, models)):
+            return "DDP has a communication hook that may keep gradients, or averages otherwise"
         in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
         self.sent = {
             id(buffer)
@@ -228,6 +240,18 @@ class LiveParts:
         # Looking for torch's own takes a while, which a restart would wait for.
         is_known = len(found) or dist.get_world_size() == 1
         return found if is_known else [*ddp_models()]
+
+    def note_local_gradients(self) -> None:
+        """Note at the beginning of a backward pass whose gradients DDP isn't going to average."""
+        self._local = [*filter(is_unsynchronized, self._in_ddp)]
+
+    def has_local_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer's step uses gradients that DDP hasn't averaged.
+
+        Ranks' weights differ then, and none can hand on those of another one.
+        """
+        local = {id(each) for model in self._local for each in model.parameters()}
+        return bool(local) and any(id(each) in local for each in _trained_by([optimizer]))
 
     def _saved(self) -> set[int]:
         """Return the ids of the buffers that checkpoints have."""
