@@ -480,6 +480,13 @@ def test_who_has_trained_has_started(long_enough: FailedAttempt) -> None:
     assert policy.decide([NO_START] * 2 + [long_enough] + [NO_START] * 2).restart
 
 
+def test_starts_that_failed_are_not_in_a_row_if_a_resized_attempt_has_trained_between() -> None:
+    progress = [0, 0, 3, 3, 3]
+    attempts = [dataclasses.replace(NO_START, progress=step) for step in progress]
+    assert policy_of(max_failures=-1).decide(attempts).restart
+    assert not policy_of(max_failures=-1).decide([*attempts, *attempts[-2:]]).restart
+
+
 def test_the_limit_of_starts_does_not_lift_that_of_failures() -> None:
     decision = policy_of(max_failures=2).decide([NO_START] * 3)
     assert not decision.restart

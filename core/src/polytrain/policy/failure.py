@@ -228,9 +228,15 @@ def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
 
 
 def failed_starts_are_limited(attempts: Attempts) -> Decision | None:
-    """Limit attempts that end before they train, or they might never stop."""
-    if len(attempts) < _START_FAILURES or any(
-        attempt.has_trained for attempt in attempts[-_START_FAILURES:]
+    """Limit attempts that end before they train, or they might never stop.
+
+    One that ended as planned, to resize or move, may have trained in between.
+    """
+    latest = attempts[-_START_FAILURES:]
+    if (
+        len(latest) < _START_FAILURES
+        or any(attempt.has_trained for attempt in latest)
+        or latest[-1].progress > latest[0].progress
     ):
         return None
     return Decision(
