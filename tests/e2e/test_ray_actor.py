@@ -11,7 +11,7 @@ from tests.e2e.test_worker_process import run
 from tests.sweeps import only_in_sweep
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import Checkpoint, RunConfig, ScalingConfig, ValidationConfig, make_trainer
 from polytrain.testing.processes import eventually
 
 pytestmark = pytest.mark.on_ray
@@ -21,10 +21,15 @@ class Tuner:
     """A user's actor."""
 
     def fit(self, directory: str, num_workers: int | tuple[int, int], *, waits: bool) -> int:
-        """Run with half of the cluster, to the end or for ever."""
+        """Run with half of the cluster, to the end, with a validation, or for ever."""
+
+        model = Path(directory, "model")
+        model.mkdir()
+        (model / "weights").touch()
 
         def train() -> None:
-            polytrain.report({"step": 1})
+            checkpoint = None if waits else Checkpoint.from_directory(str(model))
+            polytrain.report({"step": 1}, checkpoint=checkpoint, validation=not waits)
             Path(directory, f"rank-{polytrain.get_context().get_world_rank()}").touch()
             if waits:
                 import threading
@@ -35,15 +40,16 @@ class Tuner:
             "reference",
             train,
             scaling_config=ScalingConfig(num_workers=num_workers, cluster="ray"),
+            validation_config=ValidationConfig(fn=lambda _: {"score": 1.0}),
             run_config=RunConfig(storage_path=directory, name="run", progress=False),
         )
         return len(trainer.fit().history)
 
 
-def tuner() -> Any:
+def tuner(**options: Any) -> Any:
     import ray
 
-    return ray.remote(num_cpus=0)(Tuner).remote()
+    return ray.remote(num_cpus=0)(Tuner).options(**options).remote()
 
 
 def is_all_free() -> bool:
@@ -84,11 +90,20 @@ def test_a_run_whose_actor_is_killed_leaves_nothing_reserved(
 
 
 def test_a_run_that_ends_in_an_actor_leaves_nothing(tmp_path: Path) -> None:
+    """The actor is like a trial of Ray Tune, whose tasks Ray places in the trial's own group."""
     import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    actor = tuner()
+    group = ray.util.placement_group([{"CPU": 1}])
+    actor = tuner(
+        num_cpus=1,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            group, placement_group_capture_child_tasks=True
+        ),
+    )
     assert ray.get(actor.fit.remote(str(tmp_path), 2, waits=False)) == 1
     ray.kill(actor)
+    ray.util.remove_placement_group(group)
     assert eventually(is_all_free, seconds=30)
 
 

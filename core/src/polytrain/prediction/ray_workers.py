@@ -93,7 +93,10 @@ class RayWorkers(Workers):
         """
         self._count = count
         self._demand = "1 CPU and 1 GPU" if use_gpu else "1 CPU"
-        self._actor = ray.remote(num_cpus=1, num_gpus=int(use_gpu))(_Worker)
+        # Not in the placement group of an actor that predicts, which holds what the group has.
+        self._actor = ray.remote(num_cpus=1, num_gpus=int(use_gpu), scheduling_strategy="DEFAULT")(
+            _Worker
+        )
         pickled, self._references = task
         self._task = ray.put(pickled)
         self._rows_of = rows_of

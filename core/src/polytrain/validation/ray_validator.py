@@ -36,8 +36,11 @@ class RayValidator:
         """
         self._function = function
         self._references = list(references)
+        # Not in the placement group of an actor that calls `fit()`, such as a trial of Ray Tune:
+        # the actor holds what the group has.
+        placed = {"scheduling_strategy": "DEFAULT", **options}
         # The task streams two items: the first shows that it has its resources, then the metrics.
-        self._task: Any = ray.remote(_validated).options(**options, num_returns="streaming")
+        self._task: Any = ray.remote(_validated).options(**placed, num_returns="streaming")
         self._lock = threading.Lock()
         self._is_cancelled = threading.Event()
         self._running: Any = None
