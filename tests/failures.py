@@ -1,10 +1,54 @@
-"""Each failure is printed when it happens: a run that is killed has no summary."""
+"""Each failure is printed when it happens: a run that is killed has no summary.
+
+A test that hangs shows where its processes are: afterwards they are gone, and often only they know
+what they have waited for.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
 import pytest
 
+from polytrain.testing.processes import title
+
+_PROCESSES, _STACKS_S = 30, 10
+"""How many are shown at most, and seconds for the stacks of one."""
+
 _terminal: pytest.TerminalReporter | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the stacks of other processes follow those of this one's threads."""
+    plugin: Any = config.pluginmanager.get_plugin("timeout")
+    if plugin is None:
+        return
+    own: Callable[[Any], None] = plugin.dump_stacks
+
+    def dump_stacks(terminal: Any) -> None:
+        own(terminal)
+        below = psutil.Process().children(recursive=True)
+        pythons = [each for each in below if "python" in title(each) or "ray::" in title(each)]
+        for process in pythons[:_PROCESSES]:
+            terminal.sep("~", title=f"Stacks of {process.pid}: {title(process)[:60]}")
+            terminal.write(_stacks_of(process.pid))
+
+    plugin.dump_stacks = dump_stacks
+    config.add_cleanup(lambda: setattr(plugin, "dump_stacks", own))
+
+
+def _stacks_of(pid: int) -> str:
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", f"{pid}"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_STACKS_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}\n"
+    return found.stdout or found.stderr
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
