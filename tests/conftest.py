@@ -15,6 +15,7 @@ from polytrain_plugins import backend_names
 
 pytest_plugins = [
     "pytester",
+    "tests.commits",
     "tests.descriptors",
     "tests.failures",
     "tests.machine",

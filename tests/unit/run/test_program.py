@@ -107,8 +107,9 @@ def test_ctrl_c_in_a_terminal_does_not_reach_git(tmp_path: Path) -> None:
 
 
 def test_no_child_process_disturbs_what_trains_in_this_process(
-    git_that_ends: Path, tmp_path: Path
+    git_that_ends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     ends: list[int] = []
 
     def train() -> None:
