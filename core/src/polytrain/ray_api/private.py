@@ -5,6 +5,7 @@ Only this module uses names that a newer version of Ray may rename.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 
@@ -43,3 +44,8 @@ def count_executions(context: Any, executions: int) -> None:
 def use_in_process(context: Any) -> None:
     """Make this the process's `DataContext`, from which Ray Data reads some settings."""
     type(context)._set_current(context)
+
+
+def allow_blocking_get() -> None:
+    """Keep Ray's warning about `ray.get` in async actors from an actor that calls it in threads."""
+    os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -247,11 +246,6 @@ def _completed(schema: pa.Schema, later: pa.Schema) -> pa.Schema:
         ],
         metadata=schema.metadata,
     )
-
-
-def allow_blocking_get() -> None:
-    """Keep Ray's warning about `ray.get` in async actors from an actor that calls it in threads."""
-    os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
 
 
 def reason_of(error: Exception) -> str:

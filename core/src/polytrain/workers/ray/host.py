@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from polytrain.data.read.ray_data import allow_blocking_get
 from polytrain.policy.placement import NodeAddress
+from polytrain.ray_api.private import allow_blocking_get
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network

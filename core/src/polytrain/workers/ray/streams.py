@@ -28,7 +28,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.data.plan.stream_partitioner import RankRows, Segment, StreamPartitioner
 from polytrain.data.read.ray_data import (
     Pipeline,
-    allow_blocking_get,
     plain_rows,
     plain_text,
     prepared,
@@ -38,7 +37,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError
-from polytrain.ray_api.private import use_in_process
+from polytrain.ray_api.private import allow_blocking_get, use_in_process
 from polytrain.workers.session.stream_connection import serve_stream
 
 logger = logging.getLogger(__name__)
