@@ -219,10 +219,10 @@ class TrainingFailedError(PolytrainError):
             output = failure.output.rstrip()
             is_shown = failure is root and {*output.splitlines()} <= {*self.last_lines}
             if output and not is_shown:
-                lines.append(f"\nThe last output of rank {failure.rank}:\n{output}")
+                lines.append(f"\nThe last output of {_writer(failure)}:\n{output}")
         if root and self.last_lines and not {*self.last_lines} < {*root.output.splitlines()}:
             last = "\n".join(f"    {line}" for line in self.last_lines)
-            lines.append(f"\nThe last lines of rank {root.rank}:\n{last}")
+            lines.append(f"\nThe last lines of {_writer(root)}:\n{last}")
         if self.path:
             lines.append(f"\nThe run's directory: {self.path}")
         if self.path and root:
@@ -237,6 +237,11 @@ class TrainingFailedError(PolytrainError):
         who = "" if root.rank is None else f"{rank_at(root.rank, self.host)}: "
         after = f", after step {root.step}" if root.step else ""
         return f"{who}{root.message}{after} ({self.reason})"
+
+
+def _writer(failure: Failure) -> str:
+    """Return who has written the output that a failure has."""
+    return "validations" if failure.rank is None else f"rank {failure.rank}"
 
 
 def _raised(failure: Failure) -> str:

@@ -6,12 +6,13 @@ import errno
 import io
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from polytrain.errors import Failure, FailureKind
+from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.events.output import Output
 from polytrain.output.worker_output import WorkerOutput
 
@@ -20,6 +21,10 @@ Captured = pytest.CaptureFixture[str]
 
 def wrote(text: str, *, rank: int = 0, stream: str = "stdout") -> Output:
     return Output(attempt=0, rank=rank, stream=stream, text=text)
+
+
+def lost(rank: int | None) -> Failure:
+    return Failure(kind=FailureKind.WORKER_LOST, rank=rank, message="killed by SIGKILL")
 
 
 def test_every_line_has_its_rank_in_front(tmp_path: Path, capsys: Captured) -> None:
@@ -36,8 +41,8 @@ def test_the_user_chooses_whose_output_is_shown(
         for rank in (0, 1):
             output.write(wrote("out\n", rank=rank))
             output.write(wrote("err\n", rank=rank, stream="stderr"))
-        assert output.log_of(1) == str(tmp_path / "logs" / "rank_1.log")
-        assert output.log_of(2) == ""
+        assert output.log_of(lost(1)) == str(tmp_path / "logs" / "rank_1.log")
+        assert output.log_of(lost(2)) == ""
     captured = capsys.readouterr()
     assert captured.out == "".join(f"(rank {rank}) out\n" for rank in shown)
     assert captured.err == "".join(f"(rank {rank}) err\n" for rank in shown)
@@ -310,10 +315,25 @@ def test_the_last_lines_of_a_rank_are_those_before_its_peers_were_lost(tmp_path:
         output.flush()
         output.muted = True
         output.write(wrote("noise\n", rank=1))
-        assert output.last_lines(1) == (*(f"line {number}" for number in range(11, 20)), "no end")
-        assert output.last_lines(0) == ()
+        assert output.last_lines(lost(1)) == (
+            *(f"line {number}" for number in range(11, 20)),
+            "no end",
+        )
+        assert output.last_lines(lost(0)) == ()
         output.begin_attempt()
-        assert output.last_lines(1) == ()
+        assert output.last_lines(lost(1)) == ()
+
+
+def test_a_failure_of_no_process_has_none_of_a_validations_output(tmp_path: Path) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30, show="none") as output:
+        output.write(Output(attempt=0, rank=None, stream="stdout", text="validates\n"))
+        of_storage = Failure(kind=FailureKind.STORAGE, rank=None, message="OSError: disk full")
+        assert (output.log_of(of_storage), output.last_lines(of_storage)) == ("", ())
+        of_validation = replace(of_storage, kind=FailureKind.VALIDATION)
+        assert output.log_of(of_validation).endswith("validation.log")
+        assert output.last_lines(of_validation) == ("validates",)
+        error = TrainingFailedError("", (of_validation,), last_lines=("validates",))
+        assert "The last lines of validations:\n    validates" in str(error)
 
 
 def test_more_ranks_write_than_a_process_may_open_files(

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
 
-from polytrain.errors import Failure
+from polytrain.errors import Failure, FailureKind
 from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.echo import are_one, has_colours, rank_line, without_colours, write_line
@@ -160,9 +160,10 @@ class WorkerOutput:
         log = self._log(failure.rank)
         self._of_the_logs.submit(lambda: self._append(log, text), size=len(text) + _OVERHEAD)
 
-    def log_of(self, rank: int | None) -> str:
-        """Return the path or address of a rank's log; empty if it has written nothing."""
-        return f"{self._address}/{log_name(rank)}" if rank in self._files else ""
+    def log_of(self, failure: Failure) -> str:
+        """Return the path or address of the log of what failed; empty if it has written nothing."""
+        is_there = _is_of_process(failure) and failure.rank in self._files
+        return f"{self._address}/{log_name(failure.rank)}" if is_there else ""
 
     def begin_attempt(self) -> None:
         """End muting, and forget the last lines of earlier attempts."""
@@ -170,9 +171,9 @@ class WorkerOutput:
         self.muted = False
         self._last.clear()
 
-    def last_lines(self, rank: int | None) -> tuple[str, ...]:
-        """Return the last lines of a rank's output that weren't muted."""
-        return tuple(self._last.get(rank, ()))
+    def last_lines(self, failure: Failure) -> tuple[str, ...]:
+        """Return the last lines of the output of what failed that weren't muted."""
+        return tuple(self._last.get(failure.rank, ())) if _is_of_process(failure) else ()
 
     def flush(self) -> None:
         """Show unfinished lines, because their writer is gone."""
@@ -257,6 +258,11 @@ class WorkerOutput:
 def _name(rank: int | None) -> str:
     """Name the writer of some output."""
     return "validation" if rank is None else f"rank {rank}"
+
+
+def _is_of_process(failure: Failure) -> bool:
+    """Return whether a process that writes has failed: a rank, or a validation."""
+    return failure.rank is not None or failure.kind is FailureKind.VALIDATION
 
 
 def log_name(rank: int | None) -> str:

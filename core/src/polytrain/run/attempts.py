@@ -117,7 +117,7 @@ def end(run: Controller, action: EndAttempt) -> None:
         starts_anew = run.checkpoints.manager.nothing_good
         reason = "; ".join(filter(None, (reason, starts_anew)))
     located = root and replace(
-        root, host=run.host_of(root.rank), last_lines=tuple(run.output.last_lines(root.rank))
+        root, host=run.host_of(root.rank), last_lines=run.output.last_lines(root)
     )
     run.journal.write(
         AttemptEnded(

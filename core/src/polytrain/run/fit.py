@@ -281,15 +281,14 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning("%s", sentence)
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
-        failures = conclusion.failures
-        rank = failures[0].rank if failures else None
+        root, output = next(iter(conclusion.failures), None), controller.output
         error = TrainingFailedError(
             conclusion.reason,
-            failures,
+            conclusion.failures,
             path=run.location.address,
-            log=controller.output.log_of(rank),
-            host=controller.host_of(rank),
-            last_lines=controller.output.last_lines(rank),
+            log=output.log_of(root) if root else "",
+            host=controller.host_of(root.rank) if root else "",
+            last_lines=output.last_lines(root) if root else (),
         )
         # If the storage has failed, don't retry it again.
         manager.store = CheckpointStore(location=replace(run.location, retry_s=0))

@@ -137,7 +137,7 @@ class Publisher:
                 message=failure.message,
                 step=failure.step,
                 traceback=failure.traceback,
-                log=self.output.log_of(failure.rank),
+                log=self.output.log_of(failure),
                 pickled=failure.error,
             )
             for failure in failures
