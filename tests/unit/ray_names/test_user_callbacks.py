@@ -57,8 +57,8 @@ def started(*callbacks: Any, ranks: int = 2) -> UserCallbacks:
     return made
 
 
-def launched(ranks: int) -> Launched:
-    return Launched(attempt=0, step=0, start=None, world_size=ranks)
+def launched(ranks: int, *, step: int = 0) -> Launched:
+    return Launched(attempt=0, step=step, start=None, world_size=ranks)
 
 
 def report(rank: int, step: int, *, has_checkpoint: bool = False) -> MetricsReported:
@@ -120,6 +120,25 @@ def test_what_other_ranks_never_report_is_reported_at_the_end() -> None:
     callbacks.take(report(0, 1))
     callbacks.take(RunConcluded(succeeded=True, stopped=None, reason=""))
     assert noted.calls == [([{"rank": 0, "step": 1}, {}], None)]
+
+
+def test_what_no_attempt_repeats_is_reported_though_a_rank_was_lost_before_it() -> None:
+    noted = Noted()
+    callbacks = started(noted)
+    for step in (1, 2, 3):
+        callbacks.take(report(0, step, has_checkpoint=step == 2))
+    callbacks.take(report(1, 1))
+    callbacks.take(commit(2))
+    callbacks.take(ended(Failure(kind=FailureKind.WORKER_LOST, rank=1, message="killed")))
+    callbacks.take(launched(2, step=2))
+    for rank in (0, 1):
+        callbacks.take(report(rank, 3))
+    assert noted.calls == [
+        (of_both(1), None),
+        ([{"rank": 0, "step": 2}, {}], "/runs/run/checkpoints/2"),
+        {1: "RuntimeError('killed')"},
+        (of_both(3), None),
+    ]
 
 
 def test_reports_of_one_rank_alone_do_not_fill_the_memory() -> None:

@@ -196,7 +196,8 @@ class UserCallbacks:
             case CheckpointCommitted():
                 self._take_commit(entry)
             case AttemptEnded(failures=failures):
-                # The next one makes the reports that are left again.
+                # The next one makes the reports after the newest checkpoint again.
+                self._tell([each for each in sorted(self._steps) if each <= self._committed])
                 if any(failure.rank is not None for failure in failures):
                     # Loaded where they are used: that may import a framework.
                     self._call("after_exception", lambda: (_exceptions(failures),))
