@@ -124,6 +124,9 @@ def test_a_restart_from_an_earlier_step_drops_metrics_of_later_ones() -> None:
         {"loss": 1.0},
         {"loss": 0.5},
     ]
+    # None of them meets a condition of the next driver.
+    assert history.validations.newest is not None
+    assert history.validations.newest.step == 1
 
 
 @given(ends=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(ENDS))))

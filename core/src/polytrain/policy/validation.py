@@ -67,6 +67,12 @@ class Validations:
                 del self._ended[name]
                 self._pending[name] = replace(ended, status=ValidationStatus.PENDING, reason="")
 
+    def drop_after(self, step: int) -> None:
+        """Forget the validations of checkpoints of later steps, which a restart has undone."""
+        for known in (self._pending, self._ended):
+            for name in [name for name, each in known.items() if each.step > step]:
+                del known[name]
+
     def due(self, committed: Collection[str]) -> Validation | None:
         """Return the next checkpoint to validate.
 

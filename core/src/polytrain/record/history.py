@@ -217,6 +217,7 @@ class RunHistory:
                 # What came after the checkpoint is done, and reported, once more.
                 for kept in (self.reports, *self.of_other_ranks.values()):
                     kept.drop_after(step)
+                self.validations.drop_after(step)
             case CheckpointCommitted():
                 self.newest_commit = entry
             case CheckpointDropped():
