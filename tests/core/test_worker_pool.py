@@ -26,7 +26,7 @@ def begin(pool: WorkerPool, cluster: FakeCluster) -> None:
 
 
 def nodes(pool: WorkerPool) -> list[str]:
-    return [agent_handle.place.node_id for agent_handle in pool.ranked]
+    return [agent_handle.place.node_id for agent_handle in pool.agents.ranked]
 
 
 def test_ranks_are_numbered_node_by_node_from_the_drivers_on() -> None:
@@ -184,14 +184,14 @@ def test_a_standby_takes_the_lost_rank_and_nobody_elses(num_workers: int | tuple
         # An elastic run begins with all that it finds: its standby comes later.
         cluster.nodes["b"] = 2
         cluster.settle(pool)
-    [spare] = set(cluster.placed) - set(pool.ranked)
-    before = list(pool.ranked)
+    [spare] = set(cluster.placed) - set(pool.agents.ranked)
+    before = list(pool.agents.ranked)
     lost = cluster.lose(pool, before[1])
     assert lost is not None
     assert lost.rank == 1
     pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [3, 3]
-    assert pool.ranked == [before[0], spare, before[2]]
+    assert pool.agents.ranked == [before[0], spare, before[2]]
     # Another one takes the standby's place.
     cluster.settle(pool)
     assert len(cluster.placed) == 4
@@ -201,7 +201,7 @@ def test_a_standby_is_on_a_node_without_workers_if_there_is_one() -> None:
     cluster = FakeCluster(a=4, b=1)
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
-    [spare] = set(cluster.placed) - set(pool.ranked)
+    [spare] = set(cluster.placed) - set(pool.agents.ranked)
     assert spare.place.node_id == "b"
 
 
@@ -220,10 +220,10 @@ def test_a_standby_goes_with_its_node_though_only_a_rank_there_is_reported(
     cluster = FakeCluster(a=1, b=2)
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
-    [standby] = set(cluster.placed) - set(pool.ranked)
+    [standby] = set(cluster.placed) - set(pool.agents.ranked)
     assert nodes(pool) == ["a", "b"]
     assert standby.place.node_id == "b"
-    lost = cluster.lose(pool, pool.ranked[1], kind)
+    lost = cluster.lose(pool, pool.agents.ranked[1], kind)
     assert lost is not None
     pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [2]
@@ -242,7 +242,7 @@ def test_a_rank_of_a_lost_node_that_has_exited_is_not_launched_there_again() -> 
     cluster = FakeCluster(a=1, b=2)
     pool = cluster.pool((1, 3))
     begin(pool, cluster)
-    one, other = pool.ranked[1:]
+    one, other = pool.agents.ranked[1:]
     cluster.lose(pool, one, FailureKind.NODE_LOST)
     pool.place(avoid=NOBODY, without=NO_RANK)
     assert nodes(pool) == ["a"]
@@ -261,10 +261,10 @@ def test_an_agent_that_dies_alone_takes_no_other_of_its_node_with_it() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
-    [standby] = set(cluster.placed) - set(pool.ranked)
-    cluster.lose(pool, pool.ranked[1], FailureKind.AGENT_LOST)
+    [standby] = set(cluster.placed) - set(pool.agents.ranked)
+    cluster.lose(pool, pool.agents.ranked[1], FailureKind.AGENT_LOST)
     pool.place(avoid=NOBODY, without=NO_RANK)
-    assert standby in pool.ranked
+    assert standby in pool.agents.ranked
 
 
 def test_a_node_that_comes_back_is_used_again() -> None:
@@ -272,7 +272,7 @@ def test_a_node_that_comes_back_is_used_again() -> None:
     cluster = FakeCluster(a=1, b=1)
     pool = cluster.pool((1, 2))
     begin(pool, cluster)
-    cluster.lose(pool, pool.ranked[1], FailureKind.NODE_LOST)
+    cluster.lose(pool, pool.agents.ranked[1], FailureKind.NODE_LOST)
     pool.place(avoid=NOBODY, without=NO_RANK)
     [requested] = cluster.waiting
     cluster.arrive(pool, requested, "b")
@@ -289,7 +289,7 @@ def test_a_request_leaves_a_silent_node_to_the_launcher_which_knows_when_it_is_b
     cluster = FakeCluster(a=1, b=1)
     pool = cluster.pool((1, 2))
     begin(pool, cluster)
-    lost = pool.ranked[1]
+    lost = pool.agents.ranked[1]
     cluster.lose(pool, lost, FailureKind.NODE_LOST, node_may_return=may_return)
     pool.place(avoid=NOBODY, without=NO_RANK)
     [avoided] = cluster.waiting.values()
@@ -384,7 +384,7 @@ def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
-    [spare] = set(cluster.placed) - set(pool.ranked)
+    [spare] = set(cluster.placed) - set(pool.agents.ranked)
     assert cluster.lose(pool, spare) is None
     cluster.settle(pool)
     assert len(cluster.placed) == 3
@@ -406,7 +406,7 @@ def test_agents_of_before_may_be_lost_all_at_once_while_others_are_placed() -> N
     cluster = FakeCluster(a=1, b=9)
     pool = cluster.pool(10)
     begin(pool, cluster)
-    cluster.lose(pool, pool.ranked[0])
+    cluster.lose(pool, pool.agents.ranked[0])
     cluster.nodes["a"] = 0
     pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.lose_node(pool, "b") == []
@@ -474,7 +474,7 @@ def test_a_node_that_was_rejected_is_not_tried_again(avoid: dict[str, float]) ->
     cluster.nodes["b"] = 1
     [waiting] = cluster.waiting
     cluster.arrive(pool, waiting, "b", unusable="b doesn't see it")
-    cluster.lose(pool, pool.ranked[1])
+    cluster.lose(pool, pool.agents.ranked[1])
     cluster.others["a"] = 1
     pool.place(avoid=avoid, without=NO_RANK)
     for cluster.now in (10.0, 20.0):
@@ -492,11 +492,11 @@ def test_a_run_with_enough_agents_does_not_end_by_a_node_that_it_can_not_use() -
     cluster = FakeCluster(a=3)
     pool = cluster.pool((1, 3))
     begin(pool, cluster)
-    cluster.lose(pool, pool.ranked[2])
+    cluster.lose(pool, pool.agents.ranked[2])
     pool.place(avoid=NOBODY, without=NO_RANK)
     late = next(iter(cluster.waiting))
     for rank in (0, 1):
-        cluster.lose(pool, pool.ranked[rank])
+        cluster.lose(pool, pool.agents.ranked[rank])
     pool.place(avoid=NOBODY, without=NO_RANK)
     first, second, third = [late, *(each for each in cluster.waiting if each is not late)]
     cluster.arrive(pool, first, "a")
@@ -539,7 +539,7 @@ def test_standbys_that_never_come_are_not_asked_for_for_ever() -> None:
     assert asked <= 5
     assert cluster.failures() == []
     # A worker that is lost later is another matter.
-    cluster.lose(pool, pool.ranked[0])
+    cluster.lose(pool, pool.agents.ranked[0])
     pool.place(avoid=NOBODY, without=NO_RANK)
     cluster.settle(pool)
     assert cluster.sizes() == [2, 2]
@@ -549,7 +549,7 @@ def test_workers_leave_the_nodes_that_they_should() -> None:
     cluster = FakeCluster(a=2, b=2)
     pool = cluster.pool(2)
     begin(pool, cluster)
-    before = list(pool.ranked)
+    before = list(pool.agents.ranked)
     pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert set(cluster.dismissed) == set(before)
     cluster.settle(pool)
@@ -565,11 +565,11 @@ def test_workers_stay_where_they_are_if_no_other_node_holds_them(
     cluster = FakeCluster(a=2, b=1)
     pool = cluster.pool(2)
     begin(pool, cluster)
-    before = list(pool.ranked)
+    before = list(pool.agents.ranked)
     with caplog.at_level(logging.WARNING):
         pool.place(avoid={"a": math.inf}, without=NO_RANK)
     assert cluster.sizes() == [2, 2]
-    assert pool.ranked == before
+    assert pool.agents.ranked == before
     assert "no others can hold the workers" in caplog.text
 
 
@@ -618,7 +618,7 @@ def test_room_moves_from_a_lost_node_on_which_an_agent_is_waited_for() -> None:
     cluster = FakeCluster(a=1, b=2, c=4)
     pool = cluster.pool(3)
     begin(pool, cluster)
-    [_, first, _] = pool.ranked
+    [_, first, _] = pool.agents.ranked
     cluster.lose(pool, first)
     pool.place(avoid=NOBODY, without=NO_RANK)
     assert [each.bundle for each in cluster.waiting] == [first.bundle]
@@ -761,13 +761,13 @@ def test_a_node_is_used_again_after_its_cool_down(
     pool = cluster.pool(num_workers, standby=standby)
     begin(pool, cluster)
     pool.place(avoid={"b": 600.0}, without=NO_RANK)
-    assert len(pool.here) == 1
+    assert len(pool.agents.here) == 1
     for now, there in ((599.0, 1), (600.0, 2)):
         assert pool.deadline == 600.0
         cluster.now = now
         pool.look_at_the_clock()
         cluster.settle(pool)
-        assert len(pool.here) == there
+        assert len(pool.agents.here) == there
     assert len(cluster.growths()) == 1 - standby
     assert pool.deadline is None
 
@@ -790,10 +790,10 @@ def test_a_rank_that_is_to_be_replaced_is_if_somebody_stands_by() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)
     begin(pool, cluster)
-    [spare] = set(cluster.placed) - set(pool.ranked)
-    first, second = pool.ranked
+    [spare] = set(cluster.placed) - set(pool.agents.ranked)
+    first, second = pool.agents.ranked
     pool.place(avoid=NOBODY, without=frozenset({0, 1}))
-    assert pool.ranked == [spare, second]
+    assert pool.agents.ranked == [spare, second]
     assert cluster.dismissed == [first]
 
 
@@ -801,9 +801,9 @@ def test_a_rank_that_nobody_can_replace_stays() -> None:
     cluster = FakeCluster(a=2)
     pool = cluster.pool(2)
     begin(pool, cluster)
-    before = list(pool.ranked)
+    before = list(pool.agents.ranked)
     pool.place(avoid=NOBODY, without=frozenset({0}))
-    assert pool.ranked == before
+    assert pool.agents.ranked == before
     assert cluster.dismissed == []
 
 

@@ -5,7 +5,8 @@ after a loss, and when there is more room."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytrain.config.configs import ScalingConfig
@@ -138,6 +139,45 @@ class SizePolicy:
         return WorkerCount(
             workers=workers, reason=f"there is room for {numbered(workers, 'worker')} now"
         )
+
+
+class Growth:
+    """Decides when a running attempt is restarted with more workers: once for all that start."""
+
+    def __init__(self, sizes: SizePolicy) -> None:
+        self._sizes = sizes
+        self._since = math.inf
+        """Time since which the run could have grown; it waits for others that are starting."""
+
+    @property
+    def look_at(self) -> float:
+        """The time at which to ask again; infinite if nothing is waited for."""
+        return self._since + STARTING_S
+
+    def forget(self) -> None:
+        """Begin anew: other workers run, or none."""
+        self._since = math.inf
+
+    def wanted(
+        self, *, size: int, up: int, starting: Callable[[], Starting], now: float
+    ) -> WorkerCount | None:
+        """Return the size to grow to now, if any.
+
+        Args:
+            up: running agents, standbys included.
+            starting: finds those that are starting, if that matters.
+        """
+        growth = self._sizes.growth(size=size, up=up)
+        since = min(self._since, now)
+        self._since = math.inf
+        if growth is None:
+            return None
+        worth = expected(up=up, starting=starting(), waited_s=now - since, limit_s=STARTING_S)
+        # Those that the run has no use for aren't waited for.
+        if self._sizes.growth(size=size, up=worth.workers) == growth:
+            return growth
+        self._since = since
+        return None
 
 
 def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:

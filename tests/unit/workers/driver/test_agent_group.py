@@ -83,11 +83,11 @@ def test_standbys_fetch_what_all_ranks_share_before_one_gets_a_rank(
     group = group_on(cluster)
     pool, launcher = agent_group.WorkerPool(Mock()), cluster.launcher.return_value
     ranked, standby, later = (AgentHandle(number=number, bundle=None) for number in range(3))
-    pool.ranked, pool.spares = [ranked], [standby]
+    pool.agents.ranked, pool.agents.spares = [ranked], [standby]
     for _ in range(2):
         group.launch(Mock(members=[Mock()]))
     assert fetching(launcher) == [standby.number]
-    pool.spares = [standby, later]
+    pool.agents.spares = [standby, later]
     mailbox = cluster.launcher.call_args.args[3]
     mailbox.put([Arrived(agent_handle=later, place=NodeAddress(node_id="b", host="10.0.0.2"))])
     group.wait(Mock(), None)

@@ -118,7 +118,7 @@ class AgentGroup:
         streams = self._streams.start()
         assignments = self._new_assignments(len(order.members))
         if self._run.run_config.checkpoint_config.memory is not None:
-            ranked = self._pool.ranked
+            ranked = self._pool.agents.ranked
             others = neighbours([each.place.node_id for each in ranked])
             self._launcher.introduce(
                 {
@@ -128,12 +128,12 @@ class AgentGroup:
             )
         self._launcher.call(
             LaunchProcess(order=order, streams=streams),
-            {each: assignments.get(each) for each in self._pool.ranked},
+            {each: assignments.get(each) for each in self._pool.agents.ranked},
         )
         self._have_shared_fetched()
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
-        ranked = self._pool.ranked
+        ranked = self._pool.agents.ranked
         if ranks is None:
             self._launcher.call(call, dict.fromkeys(ranked))
         else:
@@ -198,7 +198,7 @@ class AgentGroup:
         if isinstance(event, AgentsPlaced):
             scaling, ports = self._run.scaling_config, self._run.run_config.ports
             self._members = members(
-                [agent_handle.place for agent_handle in self._pool.ranked],
+                [agent_handle.place for agent_handle in self._pool.agents.ranked],
                 cpus=scaling.cpus_per_worker,
                 gpus=scaling.gpus_per_worker,
                 ports=ports_of(ports),
@@ -220,7 +220,7 @@ class AgentGroup:
 
     def _let_zygote_go_if_unused(self) -> None:
         if self._zygote is not None and not any(
-            agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
+            agent_handle.place.node_id == self._node_id for agent_handle in self._pool.agents.here
         ):
             # Don't wait for its end: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
@@ -230,7 +230,7 @@ class AgentGroup:
         # Plan late: while the actors started, the zygotes could import.
         data = self._data = self._data or self._planner()
         assignments = {}
-        for rank, agent_handle in enumerate(self._pool.ranked):
+        for rank, agent_handle in enumerate(self._pool.agents.ranked):
             if agent_handle.assigned != (rank, world_size):
                 agent_handle.assigned = (rank, world_size)
                 request = None if data is None else data.request(world_size, rank)
@@ -251,7 +251,7 @@ class AgentGroup:
         """Have agents without a rank fetch what all ranks need, before one gets a rank."""
         if self._data is None:
             return
-        new = [each for each in self._pool.spares if not each.is_fetching]
+        new = [each for each in self._pool.agents.spares if not each.is_fetching]
         for agent_handle in new:
             agent_handle.is_fetching = True
         if new:

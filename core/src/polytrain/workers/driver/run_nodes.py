@@ -1,7 +1,8 @@
-"""The nodes of a run: which are lost, and which its bundles are on and move to."""
+"""The nodes of a run: which are lost, which are avoided, and which its bundles are on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -70,6 +71,65 @@ class LostNodes:
     def addresses(self) -> list[str]:
         """Return the addresses of those on which the cluster still places agents."""
         return [self._hosts[node] for node in sorted(self.taken_for_alive())]
+
+
+class AvoidedNodes:
+    """The nodes that get no agents of one run though they live, each until some time."""
+
+    def __init__(self, living: Callable[[], Mapping[str, object]]) -> None:
+        """
+        Args:
+            living: returns the nodes that the cluster takes for alive.
+        """
+        self._find_living = living
+        self._until: dict[str, float] = {}
+        self._rejected: dict[str, str] = {}
+        """Those that the run can't use, as long as it lives → the reason."""
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._until)
+
+    @property
+    def next_at(self) -> float:
+        """The time at which to call `drop_old`; infinite if no node can be used again."""
+        return min(self._until.values(), default=math.inf)
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons that the run can't use nodes."""
+        return [*dict.fromkeys(self._rejected.values())]
+
+    @property
+    def rejected(self) -> dict[str, float]:
+        """The nodes that the run can't use, as `change_to` takes them."""
+        return dict.fromkeys(self._rejected, math.inf)
+
+    def living(self) -> frozenset[str]:
+        """Return those that the cluster takes for alive."""
+        return self.nodes.intersection(self._find_living() if self._until else ())
+
+    def reject(self, node: str, reason: str) -> None:
+        """Note that the run can't use a node."""
+        self._rejected[node] = reason
+        self._until[node] = math.inf
+
+    def change_to(self, until: Mapping[str, float]) -> None:
+        """Avoid these, and those that the run can't use; the others no longer."""
+        self._until = {**until, **self.rejected}
+
+    def drop_old(self, now: float) -> bool:
+        """Drop those that can be used again by now; return whether there are any."""
+        before = len(self._until)
+        self._until = {node: until for node, until in self._until.items() if now < until}
+        return len(self._until) < before
+
+    def drop_all(self) -> bool:
+        """Drop all that the run can use; return whether there are any."""
+        before = len(self._until)
+        self.change_to({})
+        return len(self._until) < before
 
 
 class RunBundles:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polytrain.config.configs import ScalingConfig
@@ -23,12 +23,20 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.links import FailedLink, described, remedy_for
-from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
-from polytrain.policy.scaling import STARTING_S, SizePolicy, Starting, expected, worker_capacity
+from polytrain.policy.placement import NodeAddress, PlacementPolicy
+from polytrain.policy.scaling import (
+    STARTING_S,
+    Growth,
+    SizePolicy,
+    Starting,
+    expected,
+    worker_capacity,
+)
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.agents.node_checks import warnings_of_versions
 from polytrain.workers.driver.group import AgentCluster, AgentLauncher
-from polytrain.workers.driver.run_nodes import LostNodes, RunBundles
+from polytrain.workers.driver.pool_agents import PoolAgents
+from polytrain.workers.driver.run_nodes import AvoidedNodes, LostNodes, RunBundles
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +66,6 @@ class _Placing:
     """Time of the next check for missing resources."""
 
     fail_at: float
-    is_looked_for: bool = False
-    """Whether the cluster has been checked once."""
-
     seemed_hopeless: bool = False
     """Whether it was hopeless by the last check, which may have been mistaken."""
 
@@ -100,9 +105,7 @@ class WorkerPool:
             tries_links: whether nodes connect to each other before they get the first ranks.
             clock: a monotonic clock, in seconds.
         """
-        self.ranked: list[AgentHandle] = []
-        """Agents of the last attempt, by rank; some may be gone."""
-
+        self.agents = PoolAgents()
         self._scaling = scaling
         self._policy = PlacementPolicy(scaling=scaling)
         self._sizes = SizePolicy(
@@ -116,75 +119,43 @@ class WorkerPool:
         """Whether the driver's own host was a node of the cluster when the run began."""
 
         self._tell = tell
-        self._ranks: dict[AgentHandle, int] = {}
-        """The rank of each of `ranked` that isn't gone."""
-
-        self._spares: dict[AgentHandle, None] = {}
-        """Agents that have arrived and have no rank, in order of their arrival."""
-
-        self._coming: dict[AgentHandle, None] = {}
-        """Agents that are requested and haven't arrived."""
-
         self._losses = 0
         """Number of requested agents lost since the last arrival."""
 
         self._why_failed: str | None = None
         """The reason that workers can't start, once known."""
 
-        self._avoided: dict[str, float] = {}
-        """Nodes that get no agents → the time from which they may get some again."""
-
-        self._rejected: dict[str, str] = {}
-        """Nodes that the run can't use → the reason. They are avoided as long as it lives."""
-
+        self._avoided = AvoidedNodes(cluster.living_nodes)
         self._lost_nodes = LostNodes(living=cluster.living_nodes, clock=clock)
         self._bundles = RunBundles(self._policy, launcher.bundles)
         self._compared: set[str] = set()
         """Addresses of nodes whose versions were compared with the driver's."""
 
         self._placing: _Placing | None = None
-        self._growing_since: float | None = None
-        """Time at which the run could have been restarted with more workers; it waits for others
-        that are starting."""
-
+        self._growth = Growth(self._sizes)
         self._tries_links = tries_links
         self._linked: frozenset[str] = frozenset()
         """Nodes that connect to each other."""
 
     @property
-    def here(self) -> list[AgentHandle]:
-        """Return the agents that have arrived, those with a rank first."""
-        return [*self._ranks, *self._spares]
-
-    @property
-    def spares(self) -> Collection[AgentHandle]:
-        """The agents that have arrived and have no rank."""
-        return self._spares.keys()
-
-    @property
-    def _up(self) -> int:
-        """Return the number of these agents; asked after each arrival."""
-        return len(self._ranks) + len(self._spares)
-
-    @property
     def _has_enough(self) -> bool:
         """Whether the run could begin with the agents that have arrived."""
-        return self._up >= self._sizes.least
+        return self.agents.up >= self._sizes.least
 
     def place(self, *, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
         self._losses = 0
-        self._growing_since = None
+        self._growth.forget()
         self._placing = _Placing(
             began_at=now,
-            room=self._capacity(),
+            room=worker_capacity([*self._free_nodes().values()], scaling.resources).workers,
             look_at=now + min(_LOOK_S, scaling.start_timeout_s),
             fail_at=now + scaling.start_timeout_s,
         )
-        if not self.ranked:
+        if not self.agents.ranked:
             self._bundles.reserve()
-        self._dismiss_on_lost_nodes(self.here)
+        self._dismiss_on_lost_nodes(self.agents.here)
         self._dismiss_avoided(avoid, without)
         self._start_if_complete()
         self._ask_for_reserved()
@@ -194,9 +165,7 @@ class WorkerPool:
         """The time at which to call `look_at_the_clock` again."""
         placing = self._placing
         if placing is None:
-            since = self._growing_since
-            growth_at = math.inf if since is None else since + STARTING_S
-            at = min([growth_at, *self._avoided.values()])
+            at = min(self._growth.look_at, self._avoided.next_at)
             return at if at < math.inf else None
         if placing.settled_at is not None:
             return placing.settled_at
@@ -205,15 +174,15 @@ class WorkerPool:
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
         """Note that an agent has arrived."""
-        if agent_handle not in self._coming:
+        if agent_handle not in self.agents.coming:
             return
-        del self._coming[agent_handle]
+        del self.agents.coming[agent_handle]
         agent_handle.place = place
         self._lost_nodes.remove(place.node_id)
         if agent_handle.bundle is not None:
             self._bundles.arrived(agent_handle.bundle, place.node_id)
         self._losses = 0
-        if place.node_id in self._avoided:
+        if place.node_id in self._avoided.nodes:
             # It was requested before its node became one to avoid.
             self._dismiss(agent_handle)
             self._ask_for_more()
@@ -221,10 +190,10 @@ class WorkerPool:
         if place.unusable is not None:
             self._reject(agent_handle, place.unusable)
             return
-        self._spares[agent_handle] = None
+        self.agents.spares[agent_handle] = None
         if self._placing is not None:
             if self._policy.is_worth_waiting(
-                up=self._up, coming=len(self._coming), size=len(self.ranked)
+                up=self.agents.up, coming=len(self.agents.coming), size=len(self.agents.ranked)
             ):
                 self._placing.settled_at = self._clock() + _SETTLE_S
             else:
@@ -234,30 +203,23 @@ class WorkerPool:
 
     def _request_growth(self) -> None:
         """Request a restart with more workers, once for all those that are starting."""
-        up = self._up
-        growth = self._sizes.growth(size=len(self.ranked), up=up)
-        if growth is None:
-            self._growing_since = None
-            return
-        now = self._clock()
-        since = self._growing_since = now if self._growing_since is None else self._growing_since
-        starting = self._launcher.starting()
-        worth = expected(up=up, starting=starting, waited_s=now - since, limit_s=STARTING_S)
-        # Those that the run has no use for aren't waited for.
-        later = self._sizes.growth(size=len(self.ranked), up=worth.workers)
-        if later == growth:
-            self._growing_since = None
+        growth = self._growth.wanted(
+            size=len(self.agents.ranked),
+            up=self.agents.up,
+            starting=self._launcher.starting,
+            now=self._clock(),
+        )
+        if growth is not None:
             self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
 
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
         self._dismiss(agent_handle)
-        if self._placing is not None and not (self.ranked and self._has_enough):
+        if self._placing is not None and not (self.agents.ranked and self._has_enough):
             self._fail(reason)
             return
         logger.warning("No worker is placed on a node: %s.", reason)
-        self._rejected[agent_handle.place.node_id] = reason
-        self._avoided[agent_handle.place.node_id] = math.inf
+        self._avoided.reject(agent_handle.place.node_id, reason)
         self._ask_for_more()
 
     def lost(self, gone: Gone) -> AgentLost | None:
@@ -265,15 +227,17 @@ class WorkerPool:
         agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
         agent_handle.is_gone = True
         # Don't count arrived agents: a node's loss takes many at once.
-        self._losses += was_wanted and agent_handle in self._coming
-        rank = self._forget(agent_handle)
+        self._losses += was_wanted and agent_handle in self.agents.coming
+        rank = self.agents.forget(agent_handle)
         if not was_wanted:
             return None
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
             is_news = self._lost_nodes.add(agent_handle.place, may_return=gone.node_may_return)
             # The others with a rank have to be reported to the attempt, which waits for their end.
             if is_news:
-                self._dismiss_on_lost_nodes(self._spares if self._placing is None else self.here)
+                self._dismiss_on_lost_nodes(
+                    self.agents.spares if self._placing is None else self.agents.here
+                )
         if rank is not None and self._placing is None:
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
@@ -299,7 +263,7 @@ class WorkerPool:
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
         if reason is not None and gone.kind is not FailureKind.STARTUP and self._has_enough:
             logger.warning("Training begins without some workers: %s.", reason)
-            self._placing.room, reason = self._up, None
+            self._placing.room, reason = self.agents.up, None
         if reason is None:
             self._start_if_complete()
             self._ask_for_reserved()
@@ -312,15 +276,17 @@ class WorkerPool:
 
     def dismiss_those_to_come(self) -> None:
         """Dismiss the requested agents."""
-        self._dismiss_all(self._coming)
+        self._dismiss_all(self.agents.coming)
 
     def look_at_the_clock(self) -> None:
         """Log which resources are missing, and fail the placement after the timeout."""
         placing, now = self._placing, self._clock()
         if placing is None:
-            if self._growing_since is not None and now >= self._growing_since + STARTING_S:
+            if now >= self._growth.look_at:
                 self._request_growth()
-            self._use_again(now)
+            if self._avoided.drop_old(now):
+                self.dismiss_those_to_come()
+                self._ask_for_more()
             return
         if placing.settled_at is not None and now >= placing.settled_at:
             placing.settled_at = None
@@ -337,9 +303,9 @@ class WorkerPool:
                 self._launcher.outlook(),
                 self._launcher.starting(),
                 self._free_nodes(),
-                up=self._up,
+                up=self.agents.up,
             )
-            self._fail(". Besides, ".join([late, *dict.fromkeys(self._rejected.values())]))
+            self._fail(". Besides, ".join([late, *self._avoided.reasons]))
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
@@ -349,7 +315,7 @@ class WorkerPool:
                 "has requested. Start the script again: the run resumes"
             )
             return
-        starting, now, up = self._launcher.starting(), self._clock(), self._up
+        starting, now, up = self._launcher.starting(), self._clock(), self.agents.up
         begins_with = expected(
             up=up,
             starting=starting,
@@ -357,9 +323,11 @@ class WorkerPool:
             limit_s=min(STARTING_S, self._scaling.start_timeout_s),
         )
         placing.room = begins_with.workers
-        if not placing.is_looked_for:
-            self._avoid_no_more()
-        is_first = not self.ranked
+        if self._avoided.drop_all():
+            # The others have no room after all.
+            self.dismiss_those_to_come()
+            self._ask_again(self._bundles.move_back())
+        is_first = not self.agents.ranked
         self._start_if_complete()
         if self._placing is None:
             if is_first and starting.hosts and begins_with.workers == up:
@@ -368,14 +336,13 @@ class WorkerPool:
         outlook = self._launcher.outlook()
         may_change = outlook is not None or starting.hosts or self._is_on_a_node
         placing.look_at = min(placing.fail_at, now + _LOOK_S if may_change else math.inf)
-        hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
+        hopeless = None if outlook is None or self.agents.ranked else self._why_hopeless(outlook)
         is_sure = placing.seemed_hopeless or (outlook is not None and outlook.is_certain)
         placing.seemed_hopeless = hopeless is not None
         if hopeless is not None and is_sure:
             self._fail(hopeless)
         else:
             self._warn_of_missing(placing, outlook, starting)
-        placing.is_looked_for = True
 
     def _warn_of_missing(
         self, placing: _Placing, outlook: Outlook | None, starting: Starting
@@ -386,14 +353,16 @@ class WorkerPool:
         if news not in placing.said:
             placing.said.add(news)
             free = self._free_nodes()
-            logger.warning(self._policy.awaited(outlook, starting, free, up=self._up, lost=lost))
+            logger.warning(
+                self._policy.awaited(outlook, starting, free, up=self.agents.up, lost=lost)
+            )
 
     def _why_hopeless(self, outlook: Outlook) -> str | None:
         lost = self._lost_nodes.taken_for_alive()
         return self._policy.why_hopeless(
             outlook,
-            up_on=[agent_handle.place.node_id for agent_handle in self.here],
-            coming=len(self._coming),
+            up_on=self.agents.nodes,
+            coming=len(self.agents.coming),
             living={
                 node: total
                 for node, total in self._cluster.living_nodes().items()
@@ -405,22 +374,22 @@ class WorkerPool:
     def _start_if_complete(self) -> None:
         """Assign ranks if there are enough agents."""
         assert self._placing is not None
-        up = self._up
-        if self.ranked:
-            size = self._sizes.after_place(size=len(self.ranked), up=up)
+        up = self.agents.up
+        if self.agents.ranked:
+            size = self._sizes.after_place(size=len(self.agents.ranked), up=up)
         else:
             size = self._sizes.first(up=up, room=self._placing.room)
         if size is not None and self._are_linked(size.workers):
             self._placing = None
             self._bundles.settle()
-            self._assign_ranks(size.workers)
+            self.agents.assign_ranks(size.workers, self._first_node)
             self._warn_of_versions()
-            self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
+            self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.agents.ranked)))
         self._ask_for_more()
 
     def _warn_of_versions(self) -> None:
         """Log, once for each node, that it has other versions than the driver."""
-        places = {agent_handle.place.host: agent_handle.place for agent_handle in self.here}
+        places = {agent_handle.place.host: agent_handle.place for agent_handle in self.agents.here}
         new = {
             host: place.other_versions
             for host, place in places.items()
@@ -448,9 +417,9 @@ class WorkerPool:
     def _are_linked(self, size: int) -> bool:
         """Return whether the workers' nodes may be used; before the first attempt, try them."""
         placing = self._placing
-        if not self._tries_links or self.ranked or placing is None:
+        if not self._tries_links or self.agents.ranked or placing is None:
             return True
-        chosen = self.here[:size]
+        chosen = self.agents.here[:size]
         nodes = frozenset(each.place.node_id for each in chosen)
         if len(nodes) < 2 or nodes <= self._linked:
             return True
@@ -458,19 +427,6 @@ class WorkerPool:
             placing.links_of = nodes
             self._launcher.try_links(chosen)
         return False
-
-    def _assign_ranks(self, size: int) -> None:
-        """Assign an agent to every rank."""
-        if size == len(self.ranked):
-            # A remaining agent keeps its rank, and so its data.
-            spares = iter(self._spares)
-            self.ranked = [next(spares) if r.is_gone else r for r in self.ranked]
-        else:
-            chosen = self.here[:size]
-            order = rank_order([agent_handle.place for agent_handle in chosen], self._first_node)
-            self.ranked = [chosen[index] for index in order]
-        self._ranks = {agent_handle: rank for rank, agent_handle in enumerate(self.ranked)}
-        self._spares = {each: None for each in self._spares if each not in self._ranks}
 
     def _ask_for_more(self) -> None:
         """Request the missing agents."""
@@ -481,9 +437,9 @@ class WorkerPool:
         others = self._ask_in_bundles(is_placing=self._placing is not None)
         if others > 0:
             lost = self._lost_nodes.taken_for_alive() - self._lost_nodes.silent
-            avoid = self._nodes_without_standby().union(self._avoided, lost)
+            avoid = self._nodes_without_standby().union(self._avoided.nodes, lost)
             for _ in range(others):
-                self._coming[self._launcher.ask(avoid=avoid)] = None
+                self.agents.coming[self._launcher.ask(avoid=avoid)] = None
 
     def _ask_for_reserved(self) -> None:
         """Request agents for all reserved room, while the run waits for workers.
@@ -501,31 +457,17 @@ class WorkerPool:
             is_placing: see `PlacementPolicy.number_to_request`.
         """
         missing = self._policy.number_to_request(
-            up=self._up, coming=len(self._coming), is_placing=is_placing
+            up=self.agents.up, coming=len(self.agents.coming), is_placing=is_placing
         )
         bundles = self._free_bundles()[:missing] if missing else []
         for bundle in bundles:
-            self._coming[self._launcher.ask(bundle=bundle)] = None
+            self.agents.coming[self._launcher.ask(bundle=bundle)] = None
         return missing - len(bundles)
-
-    def _capacity(self) -> int:
-        """Return the number of further workers for which there are free resources."""
-        return worker_capacity([*self._free_nodes().values()], self._scaling.resources).workers
 
     def _free_bundles(self) -> list[int]:
         """Return the reserved bundles without an agent, those first that may get one soonest."""
         lost = self._lost_nodes.taken_for_alive()
-        return self._bundles.free(self._taken, avoided=self._avoided_living(), lost=lost)
-
-    def _avoided_living(self) -> frozenset[str]:
-        """Return the living nodes that get no agents."""
-        living = self._cluster.living_nodes() if self._avoided else ()
-        return frozenset(self._avoided).intersection(living)
-
-    @property
-    def _taken(self) -> set[int | None]:
-        """Return the bundles with an agent."""
-        return {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
+        return self._bundles.free(self.agents.bundles, avoided=self._avoided.living(), lost=lost)
 
     def _free_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return the free resources of the nodes that aren't lost."""
@@ -534,32 +476,32 @@ class WorkerPool:
 
     def _move_bundles(self, placing: _Placing) -> None:
         lost = self._lost_nodes.taken_for_alive()
-        if not lost and not self._avoided:
+        if not lost and not self._avoided.nodes:
             return
         # Agents that are requested on a lost node wait there as long as it is lost.
-        waiting = self._bundles.on(lost).difference(each.bundle for each in self.here)
+        waiting = self._bundles.on(lost).difference(each.bundle for each in self.agents.here)
         moved = self._bundles.move(
-            self._taken - waiting,
+            self.agents.bundles - waiting,
             lost=lost,
-            avoided=self._avoided_living(),
+            avoided=self._avoided.living(),
             may_return=self._lost_nodes.silent,
-            ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
+            ranked_on=self.agents.nodes,
             free=self._free_nodes(),
         )
-        self._dismiss_all(each for each in self._coming if each.bundle in moved)
+        self._dismiss_all(each for each in self.agents.coming if each.bundle in moved)
         if self._bundles.are_moving:
             placing.verdict_at = self._clock() + _VERDICT_S
 
     def _ask_again(self, bundles: frozenset[int]) -> None:
         """Request agents of bundles anew."""
-        self._dismiss_all(each for each in self._coming if each.bundle in bundles)
+        self._dismiss_all(each for each in self.agents.coming if each.bundle in bundles)
         if bundles:
             self._ask_for_more()
 
     def _nodes_without_standby(self) -> frozenset[str]:
         if self._placing is not None or not self._scaling.standby:
             return frozenset()
-        ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
+        ranked_on = {agent_handle.place.node_id for agent_handle in self.agents.ranked}
         return self._policy.nodes_without_standby(ranked_on, self._free_nodes())
 
     def _dismiss_on_lost_nodes(self, agent_handles: Iterable[AgentHandle]) -> None:
@@ -569,33 +511,19 @@ class WorkerPool:
 
     def _dismiss_avoided(self, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
-        avoid = {**avoid, **dict.fromkeys(self._rejected, math.inf)}
-        nodes = {agent_handle.number: agent_handle.place.node_id for agent_handle in self.here}
+        avoid = {**avoid, **self._avoided.rejected}
+        nodes = {
+            agent_handle.number: agent_handle.place.node_id for agent_handle in self.agents.here
+        }
         living = {} if avoid.keys().isdisjoint(nodes.values()) else self._cluster.living_nodes()
         departure = self._policy.departure(nodes, avoid, living)
         if departure.reason:
             logger.warning("%s.", departure.reason)
-        self._avoided = {node: avoid[node] for node in departure.avoided.union(self._rejected)}
-        leaving = [each for each in self.here if each.number in departure.leaving]
-        replaceable = sum(each.number not in departure.leaving for each in self._spares)
-        replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
+        self._avoided.change_to({node: avoid[node] for node in departure.avoided})
+        leaving = [each for each in self.agents.here if each.number in departure.leaving]
+        replaceable = sum(each.number not in departure.leaving for each in self.agents.spares)
+        replaced = [self.agents.ranked[rank] for rank in sorted(without)[:replaceable]]
         self._dismiss_all({*leaving, *replaced})
-
-    def _avoid_no_more(self) -> None:
-        """Accept any node again that the run can use: the others have no room after all."""
-        if not self._avoided.keys() <= self._rejected.keys():
-            self._avoided = dict.fromkeys(self._rejected, math.inf)
-            self.dismiss_those_to_come()
-            self._ask_again(self._bundles.move_back())
-
-    def _use_again(self, now: float) -> None:
-        """Request agents also on nodes that were to be avoided until now."""
-        again = [node for node, until in self._avoided.items() if now >= until]
-        for node in again:
-            del self._avoided[node]
-        if again:
-            self.dismiss_those_to_come()
-            self._ask_for_more()
 
     def _dismiss_all(self, agent_handles: Iterable[AgentHandle]) -> None:
         for agent_handle in [*agent_handles]:
@@ -603,11 +531,5 @@ class WorkerPool:
 
     def _dismiss(self, agent_handle: AgentHandle) -> None:
         agent_handle.is_gone = True
-        self._forget(agent_handle)
+        self.agents.forget(agent_handle)
         self._launcher.dismiss(agent_handle)
-
-    def _forget(self, agent_handle: AgentHandle) -> int | None:
-        """Note that an agent is gone; return the rank that it had, if any."""
-        self._spares.pop(agent_handle, None)
-        self._coming.pop(agent_handle, None)
-        return self._ranks.pop(agent_handle, None)
