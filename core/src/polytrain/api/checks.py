@@ -27,7 +27,7 @@ from polytrain.api.cluster_checks import (
     system_problems,
 )
 from polytrain.api.config_checks import config_problems, run_config_problems
-from polytrain.api.datasets import described_datasets, grouped_datasets, incomplete_problems
+from polytrain.api.datasets import described_datasets, grouped_datasets
 from polytrain.api.validation_checks import (
     inline_problems,
     memory_problems,
@@ -114,14 +114,13 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
             problems += _port_problems(spec, demand)
         if not problems:
             # This reads a column.
-            datasets, wrong_groups = grouped_datasets(
+            datasets, wrong_rows = grouped_datasets(
                 datasets,
                 demand,
                 num_workers=job.num_workers,
                 is_table=demand.reads_tables and spec.train_loop_per_worker is None,
             )
-            problems += wrong_groups
-            problems += incomplete_problems(datasets, demand)
+            problems += wrong_rows
     return datasets, tuple(problems)
 
 

@@ -42,21 +42,13 @@ def described_datasets(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Pro
 def grouped_datasets(
     datasets: tuple[RunDataset, ...], demand: Demand, *, num_workers: int, is_table: bool
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Find where groups begin; see `data.checks.grouped`."""
+    """Find where groups begin, and rows without a value that they need; see `data.checks`."""
     if not datasets:
         return (), ()
-    from polytrain.data.checks import grouped
+    from polytrain.data.checks import grouped, incomplete
 
-    return grouped(datasets, demand, num_workers=num_workers, is_table=is_table)
-
-
-def incomplete_problems(datasets: tuple[RunDataset, ...], demand: Demand) -> tuple[Problem, ...]:
-    """Find rows without a value that they need; see `data.checks.incomplete`."""
-    if not datasets or not demand.complete:
-        return ()
-    from polytrain.data.checks import incomplete
-
-    return tuple(incomplete(datasets, demand.complete))
+    datasets, problems = grouped(datasets, demand, num_workers=num_workers, is_table=is_table)
+    return datasets, (*problems, *incomplete(datasets, demand.complete))
 
 
 def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:

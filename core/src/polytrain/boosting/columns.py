@@ -224,13 +224,9 @@ def _agreed(by_rank: Sequence[Mapping[str, Sequence[pa.Array]]], *, keeps_order:
     kind = pa.string() if pa.types.is_large_string(first.type) else first.type
     if len({each.type for _, each in lists}) > 1:
         # A column may be int32 in one data set, and int64 or floats in another.
-        kind = pa.float64() if any(_has_floats(each) for _, each in lists) else None
+        kind = pa.float64() if any(pa.types.is_floating(each.type) for _, each in lists) else None
     # A new array: XGBoost doesn't take a slice of another array.
     return pa.array(values, kind)
-
-
-def _has_floats(values: pa.Array) -> bool:
-    return bool(pa.types.is_floating(values.type))
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:

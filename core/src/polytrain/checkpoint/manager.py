@@ -318,8 +318,7 @@ class CheckpointManager:
         last = self.checkpoints[-_LAST:-1]
         old = {each.directory for each in last if each.is_rescue}
         if self.config.num_to_keep is not None:
-            reported = [each for each in self._scored() if not each.is_rescue]
-            old |= {each.directory for each in expendable(reported, self.config)}
+            old |= {each.directory for each in expendable(self._scored(), self.config)}
         if not old:
             return []
         waiting = {validation.checkpoint for validation in self.validations.pending}
@@ -378,8 +377,7 @@ class CheckpointManager:
 
     def best(self) -> list[CheckpointInfo]:
         """Return the reported checkpoints that are kept, from best to worst."""
-        scored = [each for each in self._scored() if not each.is_rescue]
-        return [self._info(manifest) for manifest in ranked(scored, self.config)]
+        return [self._info(manifest) for manifest in ranked(self._scored(), self.config)]
 
     def reported(self) -> Sequence[tuple[str, Mapping[str, Any], str]]:
         """Return path, metrics and status of validation of the reported ones, oldest first.
@@ -412,8 +410,9 @@ class CheckpointManager:
         return None
 
     def _scored(self) -> list[Manifest]:
-        """Return the committed checkpoints, with the metrics of their validations."""
-        return with_validations(self.checkpoints, self.validations)
+        """Return the reported checkpoints, with the metrics of their validations."""
+        reported = [each for each in self.checkpoints if not each.is_rescue]
+        return with_validations(reported, self.validations)
 
     def _put_aside(self, directory: str, wrong: str) -> None:
         self._damaged.append(directory)

@@ -125,7 +125,9 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
         source = described(request.data, columns=[*source.schema.names, *source.index])
     raise_if_any(column_problems(needed, source.schema.names))
     # Fingerprint a pipeline by its steps, before it computes blocks.
-    known_by = "" if request.output is None else _known_by(source)
+    known_by = ""
+    if request.output is not None:
+        known_by = fingerprint(source, {**digests(source), **digests_of_sample(source)})
     source = computed_in_order(source)
     task = _task(request, source, model, needed)
     parts = divided(_rows(source), _part_rows(request, source))
@@ -133,10 +135,6 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
         return _array(request, task, parts)
     record = _record(request, source, model=digest, data=known_by)
     return _stored(request, task, record, parts, task.output)
-
-
-def _known_by(source: Source) -> str:
-    return fingerprint(source, {**digests(source), **digests_of_sample(source)})
 
 
 def _checked(request: PredictionRequest) -> Source:

@@ -96,10 +96,7 @@ class ChaosTier(FaultyRuns):
         """
         cases = [BY_NAME[name] for name in _IN_TRAINING]
         case = in_sequence(cases, name="in training")
-        assert (
-            _recorded(self._judged(case, tmp_path, untouched=untouched), record_property).wrong
-            == []
-        )
+        assert _wrong(self._judged(case, tmp_path, untouched=untouched), record_property) == []
 
     def test_chaos_around_training(self, tmp_path: Path, record_property: Record) -> None:
         """Faults at the start, at joining, in memory, on disk: every row is used once per epoch.
@@ -109,25 +106,23 @@ class ChaosTier(FaultyRuns):
         """
         cases = [BY_NAME[name] for name in _AROUND_TRAINING]
         case = in_sequence(cases, name="around training")
-        assert _recorded(self._judged(case, tmp_path, work="rows"), record_property).wrong == []
+        assert _wrong(self._judged(case, tmp_path, work="rows"), record_property) == []
 
     def test_chaos_by_chance(
         self, untouched: CaseResult, tmp_path: Path, record_property: Record
     ) -> None:
         """Random faults, with a fixed seed."""
         case = at_random(seed=1, steps=untouched.steps)
-        assert (
-            _recorded(self._judged(case, tmp_path, untouched=untouched), record_property).wrong
-            == []
-        )
+        assert _wrong(self._judged(case, tmp_path, untouched=untouched), record_property) == []
 
     def test_chaos_that_does_not_end(self, tmp_path: Path, record_property: Record) -> None:
         """A rank that dies at every start ends the run after `max_failures` restarts."""
         case = BY_NAME["the same rank again and again"]
-        assert _recorded(self._judged(case, tmp_path), record_property).wrong == []
+        assert _wrong(self._judged(case, tmp_path), record_property) == []
 
 
-def _recorded(result: CaseResult, record: Record) -> CaseResult:
+def _wrong(result: CaseResult, record: Record) -> list[str]:
+    """Record what a run has gone through; return what is wrong with it."""
     record(FAULTS, result.struck)
     record(RECOVERIES, result.recoveries_s)
-    return result
+    return result.wrong

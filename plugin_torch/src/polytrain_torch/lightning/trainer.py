@@ -226,9 +226,8 @@ class Trainer(lightning.Trainer):
     def _split(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
             return loader
-        if isinstance(loader.dataset, IterableDataset) and not self.training:
-            return self._split_stream(loader)
-        if self.predicting or not (self.training or self._splits):
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if (self.predicting and not is_stream) or not (self.training or self._splits):
             return loader
         if not self.training:
             return sharded(loader, device=None, keeps_place=False)
@@ -325,9 +324,6 @@ class Trainer(lightning.Trainer):
             "strategy='ddp_find_unused_parameters_true'.",
         )
         own_setup(trainer)
-
-    def _split_stream(self, loader: Any) -> Any:
-        return sharded(loader, device=None, keeps_place=False) if self._splits else loader
 
 
 def _wait_for_files(checkpoint_io: Any) -> None:

@@ -71,11 +71,6 @@ class Source:
 
     mix: Mixed | None = None
 
-    @property
-    def stored_rows(self) -> int:
-        """Rows that the pieces have together; of a mix, an epoch may have fewer or more."""
-        return sum(piece.rows for piece in self.pieces)
-
     def sources(self) -> Iterator[tuple[str, Source]]:
         """Yield each source of a mix, with its name."""
         start = 0

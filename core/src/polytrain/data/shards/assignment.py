@@ -198,7 +198,7 @@ class RunDataset:
         return max(
             1,
             sum(map(_width, self.source.schema.types)),
-            sum(files.values()) // self.source.stored_rows,
+            sum(files.values()) // sum(piece.rows for piece in self.source.pieces),
         )
 
 

@@ -33,10 +33,6 @@ class CacheRequest:
     tables: tuple[SharedBytes, ...]
     """The tables that all agents share, in the order of the data sets."""
 
-    def is_like(self, other: CacheRequest) -> bool:
-        """Return whether both request the same rows of the same data sets, in one run."""
-        return self.shard_cache == other.shard_cache
-
 
 class ShardCachePlanner:
     """Makes the cache requests for a run's agents, in the driver."""
@@ -122,7 +118,7 @@ def hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
         before: the previous cache; it is released, unless it holds the same rows.
     """
     if before is not None:
-        if before.request.is_like(request):
+        if before.request.shard_cache == request.shard_cache:
             return before
         before.release()
     opened = [request.specs.open()]
