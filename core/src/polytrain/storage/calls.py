@@ -125,7 +125,11 @@ def retry(
             if tries == 0:
                 remedy = " Make room there meanwhile." if is_full(error) else ""
                 logger.warning(
-                    "%s: %s. Trying again for up to %g s.%s", what, error, patience_s, remedy
+                    "%s: %s. Trying again for up to %g s.%s",
+                    what,
+                    str(error).rstrip("."),
+                    patience_s,
+                    remedy,
                 )
             _sleep(wait_s, health)
             tries += 1

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,7 +18,10 @@ from polytrain.data.read.selection import subschema
 from polytrain.data.types.plain import Missing
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
+from polytrain.linux.progress_page import beat
+from polytrain.storage.calls import is_temporary, retry
 from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.storage.location import RETRY_S
 from polytrain.text.described import numbered
 
 
@@ -53,6 +57,17 @@ def current_file(path: str, filesystem: Any = None) -> CurrentFile:
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError("there is no such file")
     return CurrentFile(place, FileVersion(info.size, info.mtime_ns))
+
+
+_OF_SERVICES = ("AWS Error", "google::cloud::Status", "Azure Error")
+"""Parts of messages of Arrow's object storage clients, whose errors have no numbers."""
+
+
+def _passes(error: OSError) -> bool:
+    """Return whether the same read may work later. Errors of damaged files have no numbers."""
+    is_of_system = error.errno is not None or isinstance(error, ConnectionError | TimeoutError)
+    is_of_service = any(part in str(error) for part in _OF_SERVICES)
+    return is_temporary(error) and (is_of_system or is_of_service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +132,33 @@ class FilePiece(Piece):
         if not stored:
             yield conformed(pa.table({"": pa.nulls(len(rows))}), schema, "", self.constants)
             return
+        tables: Iterator[pa.Table] | None = None
+
+        def next_table() -> pa.Table | None:
+            nonlocal tables
+            try:
+                tables = tables or self._of_current(rows, stored, at_once=at_once)
+                return next(tables, None)
+            except OSError:
+                tables = None
+                # A rank that waits for its data doesn't hang.
+                beat()
+                raise
+
+        retried = partial(retry, next_table, retry_s=RETRY_S, what=self.where, passes=_passes)
         try:
-            file = current_file(self.path, self.filesystem)
-            self._check_version(file.version)
-            for table in self._stored(file, rows, stored, at_once=at_once):
+            while (table := retried()) is not None:
                 yield conformed(table, schema, self.where, self.constants)
+                rows = rows[table.num_rows :]
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
+
+    def _of_current(
+        self, rows: range, columns: Sequence[str], *, at_once: bool
+    ) -> Iterator[pa.Table]:
+        file = current_file(self.path, self.filesystem)
+        self._check_version(file.version)
+        yield from self._stored(file, rows, columns, at_once=at_once)
 
     def _check_version(self, now: FileVersion) -> None:
         for what, before, after in (
