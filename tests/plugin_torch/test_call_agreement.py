@@ -67,7 +67,8 @@ def test_a_call_of_one_rank_alone_is_reported(
         data=DATA,
         path=tmp_path,
         training_function=does(rank_0, rank_1),
-        seconds=20,
+        # Sooner than torch itself.
+        seconds=50,
     )
     [failure, *_] = [rank.failure.failure.message for rank in world.ranks if rank.failure]
     assert re.search(r"rank \d is in .* \(test_call_agreement.py, line \d+\)", failure)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from polytrain.testing.processes import eventually
-from polytrain.workers.processes import pool
+from polytrain.workers.processes import pool, zygote_connection
 from polytrain.workers.processes.cache import kept_processes, let_go
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 
@@ -44,6 +44,8 @@ def _entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The processes' code; no zygote is kept before and after."""
     (tmp_path / f"{ENTRY}.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
+    # One that is busy is kept all the same.
+    monkeypatch.setattr(zygote_connection, "_ANSWER_S", 60.0)
     let_go()
     yield
     let_go()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from polytrain.testing.processes import eventually
+from polytrain.workers.processes import zygote_connection
 from polytrain.workers.processes.cache import (
     KeptZygote,
     keep,
@@ -28,7 +29,10 @@ SPEC = ZygoteSpec(name="", environment={}, modules=("json",), path=tuple(sys.pat
 
 
 @pytest.fixture(autouse=True)
-def _none_is_kept() -> Iterator[None]:
+def _none_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # On a busy machine a zygote that has just been started doesn't answer, or end, within a second.
+    monkeypatch.setattr(zygote_connection, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(zygote_connection, "CLEANED_UP_WITHIN_S", 60.0)
     let_go()
     yield
     let_go()
@@ -132,12 +136,16 @@ def test_runs_that_take_turns_have_theirs_and_the_one_unused_for_longest_ends() 
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_is_gone_or_stands_still_is_replaced(blow: signal.Signals) -> None:
+def test_one_that_is_gone_or_stands_still_is_replaced(
+    blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zygote = kept_or_new_zygote(SPEC, "node")
     pid = pid_of(zygote)
     # It has begun to serve: what it is asked from now on, it answers.
     assert zygote.connection.is_current()
     os.kill(pid, blow)
+    monkeypatch.setattr(zygote_connection, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(zygote_connection, "CLEANED_UP_WITHIN_S", 0.05)
     keep(zygote)
     assert left_by_a_run() != pid
     assert not psutil.pid_exists(pid)
