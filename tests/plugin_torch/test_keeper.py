@@ -467,19 +467,51 @@ def test_what_alternates_from_step_to_step_is_carried(
     within(train)
 
 
-def test_a_modules_attribute_that_no_checkpoint_has_is_carried(
-    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class Stateful(torch.nn.Module):
+    """Has what stateful modules of users have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.best, self.temperature = float("nan"), 1.0
+        self.hidden, self.seen, self.numbers = torch.zeros(2), [0], random.Random(0)
+        self.constants = {"sizes": [2, 3], "zeros": torch.zeros(2)}
+
+
+class Counting(torch.optim.SGD):
+    count = 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ("part.temperature *= 0.9", "'temperature' of a Stateful"),
+        ("part.hidden = part.hidden + 1", "'hidden' of a Stateful"),
+        ("part.seen.append(1)", "'seen' of a Stateful"),
+        ("part.numbers.random()", "'numbers' of a Stateful"),
+        ("optimizer.count += 1", "'count' of a Counting"),
+        ("part.constants = {'sizes': [2, 3], 'zeros': torch.zeros(2)}", ""),
+    ],
+)
+def test_an_attribute_that_no_checkpoint_has_is_carried(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: str, named: str
 ) -> None:
     def train() -> None:
-        rank = Rank(monkeypatch, fetches=False)
-        rank.model.best, rank.model.temperature = float("nan"), 1.0
+        part = Stateful()
+        optimizer = Counting(part.parameters())
+        rank = Rank(monkeypatch, fetches=False, part=part, other=optimizer)
+        rank.model.best = float("nan")
+        given = {"part": part, "optimizer": optimizer, "torch": torch}
         while True:
             rank.fetch()
             if rank.keeper.steps == 3:
                 break
-            rank.model.temperature *= 0.9
+            exec(changes, given)
             rank.step()
-        with pytest.raises(NotCleanError, match="'temperature' of a Sequential changes"):
+        if not named:
+            rank.write(tmp_path)
+            return
+        with pytest.raises(NotCleanError, match=f"{named} changes from step to step"):
             rank.write(tmp_path)
 
     within(train)

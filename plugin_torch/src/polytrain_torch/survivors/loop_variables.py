@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from types import FrameType, ModuleType
@@ -34,13 +34,16 @@ from polytrain_torch.survivors.byte_code import (
     read_after,
     targets_around,
 )
-from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot, plain
+from polytrain_torch.survivors.snapshots import OURS, PLAIN, TRANSPARENT, Snapshot, plain
 from polytrain_torch.virtual_workers import micro_batches
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
 
 _FETCHES, _AROUND = "fetches", "around"
 """The places of variables of `for` loops: of the one that fetches batches, or one around that."""
+
+_Attribute = tuple[int, str, str]
+"""The id of a module or an optimizer, its class, and the attribute's name."""
 
 Frames = tuple[tuple[FrameType, int], ...]
 """The frames from a data loader's caller outwards, each with the instruction that it is at."""
@@ -164,7 +167,7 @@ class Loop:
                 continue
             return f"its variable {name!r} changes from step to step, and isn't in TrainingState"
         for place, value in now.attributes.items():
-            is_same = all(each.attributes.get(place) == value for each in before)
+            is_same = all(each.has_attribute(place, now.of_known, value) for each in before)
             if not is_same and value not in [(int, each) for each in numbers]:
                 _, kind, name = place
                 return (
@@ -182,7 +185,10 @@ class _Variables:
         # Their order may change, and means nothing.
         drawn = [seed_in([each]) for each in generators_of_data() if id(each) not in parts]
         self.drawn = Counter(drawn)
-        self.attributes = _attributes(known)
+        # Apart from the variables, which would be looked at less if there are many.
+        self.of_known = Snapshot(known, ())
+        self.attributes = {place: self.of_known.add(value) for place, value in _attributes(known)}
+        self.of_known.take()
         self.snapshot = Snapshot(known, {frame.f_code for frame, _ in frames})
         self.references = {
             place: self.snapshot.add(value)
@@ -194,6 +200,11 @@ class _Variables:
         """Return whether a variable holds what another snapshot's value held."""
         mine = self.references.get(place)
         return mine is not None and self.snapshot.equals(mine, snapshot, value)
+
+    def has_attribute(self, place: _Attribute, snapshot: Snapshot, value: Any) -> bool:
+        """Return whether an attribute holds what another snapshot's value held."""
+        mine = self.attributes.get(place)
+        return mine is not None and self.of_known.equals(mine, snapshot, value)
 
 
 def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
@@ -223,17 +234,34 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
     return dict(sorted(found.items()))
 
 
-def _attributes(known: Sequence[Any]) -> dict[tuple[int, str, str], tuple[type, Any]]:
-    """Return the plain values that modules have beside their state, by module, class and name."""
-    return {
-        (id(each), type(each).__qualname__, name): plain(value)
-        for each in known
-        if isinstance(each, torch.nn.Module) and not isinstance(each, DistributedDataParallel)
+def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
+    """Yield what modules and optimizers have beside their state.
+
+    Of torch's own these are plain values: a pruned layer, for example, computes its weights anew.
+    """
+    for each in known:
+        is_users = type(each).__module__.partition(".")[0] not in ("torch", *OURS)
+        if isinstance(each, torch.nn.Module) and not isinstance(each, DistributedDataParallel):
+            names = _OF_ANY_MODULE
+        elif (
+            is_users and getattr(type(each), "state_dict", None) is torch.optim.Optimizer.state_dict
+        ):
+            names = _OF_ANY_OPTIMIZER
+        else:
+            continue
         # At once: the training may set attributes meanwhile.
-        for name, value in [*vars(each).items()]
-        # The loop sets it itself, before an evaluation and after.
-        if isinstance(value, PLAIN) and name != "training"
-    }
+        for name, value in [*vars(each).items()]:
+            if name not in names and (is_users or isinstance(value, PLAIN)):
+                yield (id(each), type(each).__qualname__, name), value
+
+
+_OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
+"""Also "training": the loop sets it itself, before an evaluation and after."""
+
+_OF_ANY_OPTIMIZER = frozenset(
+    # Schedulers set these.
+    (*vars(torch.optim.SGD([torch.nn.Parameter()])), "step", "_opt_called")
+)
 
 
 def _loops_over(frame: FrameType, function: Any) -> frozenset[int]:
