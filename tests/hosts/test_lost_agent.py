@@ -58,7 +58,10 @@ def lose_hosts(
             env={"RAY_ADDRESS": address},
             output=subprocess.PIPE,
         )
-        assert eventually(lambda: (path / "stands").exists(), 120)
+        stands = path / "stands"
+        if not eventually(lambda: stands.exists() or driver.poll() is not None, 240):
+            driver.kill()
+        assert stands.exists(), driver.communicate()[0]
         for host in spares:
             # Room for two, so that what is reserved on a silent host moves at once.
             join_ray(address, host, cpus=2)

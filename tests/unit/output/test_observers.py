@@ -174,6 +174,7 @@ def test_an_observer_that_takes_too_long_is_named(
     with CallQueues() as queues:
         observers = Observers([slow, quick], queues=queues)
         observers.reported(RUN, REPORT)
+        assert queues.of(quick).finish()
         observers.finish()
         slow.released.set()
     [record] = caplog.records
