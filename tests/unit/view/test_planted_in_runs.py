@@ -20,6 +20,7 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
@@ -188,6 +189,21 @@ def test_the_next_fit_names_what_was_planted(
     except (OSError, PolytrainError) as error:
         said = str(error)
     assert f"{what} is a symbolic link" in said + caplog.text
+
+
+@pytest.mark.parametrize("file", ["rounds.json", MANIFEST_NAME])
+def test_a_result_says_that_it_leaves_out_the_newest_checkpoint(
+    run: Path, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newest = sorted((run / "checkpoints").iterdir())
+    (newest / file).write_text("3")
+    (tmp_path / "work").mkdir()
+    trained_before = trainer(tmp_path, tmp_path / "work", if_finished="return").fit()
+    for result in (Result.from_path(run), trained_before):
+        assert result.checkpoint is not None
+        assert result.checkpoint.path == str(older)
+    assert caplog.text.count(f"{newest} is damaged and is left out") == 2
+    assert str(older) not in caplog.text
 
 
 def test_a_model_is_not_loaded_through_a_link(

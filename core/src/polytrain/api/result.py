@@ -566,8 +566,24 @@ def _last_step(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 def newest_intact(store: CheckpointStore, found: FoundCheckpoints) -> Manifest | None:
-    """The newest checkpoint whose files are those that were committed; reads all of them."""
-    return next((m for m in reversed(found.manifests) if not store.damage(m)), None)
+    """The newest checkpoint whose files are those that were committed; reads all of them.
+
+    Warns of damaged ones.
+    """
+    newest, damaged = None, dict(found.damaged)
+    for manifest in reversed(found.manifests):
+        wrong = store.damage(manifest)
+        if not wrong:
+            newest = manifest
+            break
+        damaged[manifest.directory] = "; ".join(wrong)
+    if damaged:
+        # The run's driver may have deleted them meanwhile.
+        now = store.find(since_token=0)
+        there = {*now.damaged, *(each.directory for each in now.manifests)}
+        for directory in sorted(there.intersection(damaged)):
+            store.warn_of_damage(directory, damaged[directory])
+    return newest
 
 
 def _backend(identity: Mapping[str, Any]) -> Backend | None:

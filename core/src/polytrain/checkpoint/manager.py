@@ -416,11 +416,7 @@ class CheckpointManager:
 
     def _put_aside(self, directory: str, wrong: str) -> None:
         self._damaged.append(directory)
-        logger.warning(
-            "The checkpoint %s is damaged and is left out: %s.",
-            self.store.location_of(directory).address,
-            wrong,
-        )
+        self.store.warn_of_damage(directory, wrong)
 
     def _manifest(self, parts: dict[int, PartStored]) -> Manifest:
         first = parts[min(parts)]

@@ -12,6 +12,7 @@ process that was mistaken for dead can do no harm.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.calls import at_once, retry, small_at_once
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, storage_errors
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -307,6 +310,15 @@ class CheckpointStore:
             for file, digest in digests.items()
             if digest != file.sha256
         )
+
+    def warn_of_damage(self, directory: str, wrong: str) -> None:
+        """Warn that a checkpoint is left out.
+
+        Args:
+            wrong: what is wrong with it.
+        """
+        address = self.location_of(directory).address
+        logger.warning("The checkpoint %s is damaged and is left out: %s.", address, wrong)
 
     def stamps(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         """Return values that change whenever a file of the checkpoint changes.
