@@ -22,9 +22,17 @@ from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 
 
 def submit(
-    scratch: Path, number: int, *, timeout_s: float = 0, has_room: Event | None = None
+    scratch: Path,
+    number: int,
+    *,
+    timeout_s: float = 0,
+    has_room: Event | None = None,
+    directory: Path | None = None,
 ) -> list[Any]:
     """Stage a checkpoint, whose files can't be written for this reason, until there is room.
+
+    Args:
+        directory: where the files lie; None if an engine writes them.
 
     Returns:
         What is sent to the agent.
@@ -45,7 +53,12 @@ def submit(
         return {}
 
     uploader.submit(
-        CheckpointFiles(write=write), step=1, metrics={}, positions={}, report=list, waits=True
+        CheckpointFiles(write=write, directory=directory),
+        step=1,
+        metrics={},
+        positions={},
+        report=list,
+        waits=True,
     )
     return sent
 
@@ -61,15 +74,24 @@ class WhenLogged(logging.Handler):
         self._event.set()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_has_room_again_in_time_costs_nothing(
-    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("number", "lie_in_a_directory"),
+    [(errno.ENOSPC, False), (errno.EDQUOT, True), (errno.ESTALE, True), (errno.EIO, True)],
+)
+def test_a_disk_that_takes_files_again_in_time_costs_nothing(
+    tmp_path: Path, number: int, lie_in_a_directory: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     has_room, calls = Event(), logging.getLogger("polytrain.storage.calls")
     handler = WhenLogged(has_room)
     calls.addHandler(handler)
     try:
-        sent = submit(tmp_path, number, timeout_s=600, has_room=has_room)
+        sent = submit(
+            tmp_path,
+            number,
+            timeout_s=600,
+            has_room=has_room,
+            directory=tmp_path if lie_in_a_directory else None,
+        )
     finally:
         calls.removeHandler(handler)
     [staged] = [message for message in sent if message[0] == "staged"]
@@ -78,7 +100,9 @@ def test_a_disk_that_has_room_again_in_time_costs_nothing(
     assert file.read_text() == "a half"
     [message] = caplog.messages
     assert message.startswith("checkpoint_000000-1.0: ")
-    assert f"'{tmp_path}'. Trying again for up to 600 s. Make room there" in message
+    assert "Trying again for up to 600 s." in message
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        assert f"'{tmp_path}'. Trying again for up to 600 s. Make room there" in message
 
 
 @pytest.mark.parametrize(
@@ -101,9 +125,11 @@ def test_a_full_or_read_only_disk_is_named(
         assert list(tmp_path.rglob("half")) == []
 
 
-def test_other_errors_are_the_systems_own(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError):
-        submit(tmp_path, errno.EACCES)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ECONNRESET])
+def test_other_errors_are_the_systems_own(tmp_path: Path, number: int) -> None:
+    """Such as that of a rank with which an engine writes its files together."""
+    with pytest.raises(OSError, match=os.strerror(number)):
+        submit(tmp_path, number, timeout_s=600)
 
 
 def test_a_directory_that_can_not_be_made_is_named(

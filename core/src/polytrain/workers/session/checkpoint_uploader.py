@@ -19,7 +19,7 @@ from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
-from polytrain.storage.calls import is_full, retry
+from polytrain.storage.calls import is_full, is_temporary, retry
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
@@ -132,7 +132,10 @@ class CheckpointUploader:
         return directory_name(self._next, self._attempt)
 
     def _staged(self, files: CheckpointFiles) -> tuple[str, Stamps]:
-        """Write the files into a new directory, once there is room for them.
+        """Write the files into a new directory; wait if the disk is full.
+
+        Files that lie in a directory are copied again after other errors that pass, too. Of an
+        engine that writes them nobody knows what else has failed.
 
         Returns:
             Its path, and the files' stamps.
@@ -141,15 +144,16 @@ class CheckpointUploader:
         if write is None:
             return "", {}
         written = partial(self._written, write, files.directory)
+        passes = is_full if files.directory is None else is_temporary
         with _unwritable_named():
             try:
                 return written()
             except OSError as error:
-                if not is_full(error):
+                if not passes(error):
                     raise
             with during(WorkerStage.WAITING_FOR_COMMIT):
                 return retry(
-                    written, retry_s=self._retry_s, what=self.next_directory, passes=is_full
+                    written, retry_s=self._retry_s, what=self.next_directory, passes=passes
                 )
 
     def _written(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
