@@ -206,6 +206,50 @@ def test_groups_that_training_has_added_are_added_again_before_they_are_restored
     assert run(again, restore_from=checkpoint).metrics == {"lr": 0.01}
 
 
+class Momentum(torch.optim.Optimizer):
+    """Adds gradients up in float32, whatever the type of the parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            state = self.state[each]
+            state["sum"] = state.get("sum", torch.zeros(each.shape)) + each.grad.float() / 3
+            each -= state["sum"].to(each.dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "key"),
+    [(torch.optim.NAdam, torch.float64, "mu_product"), (Momentum, torch.bfloat16, "sum")],
+)
+def test_an_optimizers_state_has_its_own_types_after_a_restart(
+    run: Run, kind: Any, dtype: torch.dtype, key: str
+) -> None:
+    """If the weights have theirs; in other weights torch casts it."""
+    states: list[torch.Tensor] = []
+
+    def train(now: torch.dtype) -> None:
+        torch.manual_seed(0)
+        model = layer().to(now)
+        optimizer = kind(model.parameters())
+        state = TrainingState(model=model, optimizer=optimizer)
+        if not state.restore():
+            model(torch.ones(1, 2, dtype=now)).sum().backward()
+            optimizer.step()
+            state.report({}, epoch=1)
+        states.append(optimizer.state[model.weight][key])
+
+    checkpoint = run(lambda: train(dtype)).checkpoint
+    run(lambda: train(dtype), restore_from=checkpoint)
+    run(lambda: train(torch.float16), restore_from=checkpoint)
+    before, after, cast = states
+    assert after.dtype == before.dtype == torch.float32
+    assert torch.equal(before, after)
+    assert cast.dtype == torch.float16
+
+
 def test_gradients_are_missing_only_between_backward_and_step(run: Run) -> None:
     """The step of some optimizers begins with the forward and the backward pass."""
     found: list[bool] = []

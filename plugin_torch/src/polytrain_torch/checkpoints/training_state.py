@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
+from polytrain_torch.checkpoints.optimizer_types import have_same_types, restore_types
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
@@ -174,10 +175,15 @@ class TrainingState:
                     "a checkpoint was made between backward() and the optimizer's step, and lacks "
                     "the gradients so far"
                 )
+        own = {name: unwrapped(part) for name, part in self._parts.items()}
+        has_types = have_same_types(own, saved["parts"])
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
                 self._load(name, state)
+                is_whole = not (is_sharded(own[name]) or names_parameters(state))
+                if has_types and is_whole and isinstance(own[name], torch.optim.Optimizer):
+                    restore_types(own[name], state)
         self._sharded.load_all(
             [name for name in saved["sharded"] if name in self._parts], directory
         )
