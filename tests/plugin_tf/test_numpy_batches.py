@@ -65,7 +65,7 @@ def test_views_of_an_array_keep_their_values(tmp_path: Path) -> None:
         polytrain.report(found)
 
     record = run_world(
-        TensorFlow(timeout_s=20),
+        TensorFlow(timeout_s=60),
         data=pa.table({"x": [1.0, 2.0]}),
         path=tmp_path / "world",
         training_function=train,

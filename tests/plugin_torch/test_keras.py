@@ -15,7 +15,7 @@ from polytrain.testing.local_world import RankRecord, WorldRecord, run_world
 def world(train: Any, path: Path) -> WorldRecord:
     """Two ranks of a training function."""
     return run_world(
-        TorchWith(timeout_s=10, libraries=(KERAS_ON_TORCH,)),
+        TorchWith(timeout_s=60, libraries=(KERAS_ON_TORCH,)),
         data=pa.table({"x": [1.0, 2.0]}),
         path=path / "world",
         training_function=train,

@@ -126,7 +126,7 @@ def test_one_rank_stops_all(tmp_path: Path, function: Any, expected: dict[str, i
         polytrain.report(function(config["folder"]))
 
     record = run_world(
-        TorchWith(timeout_s=20, libraries=HUGGING_FACE),
+        TorchWith(timeout_s=60, libraries=HUGGING_FACE),
         data=pa.table({"x": [0.0] * 4}),
         path=tmp_path / "world",
         training_function=train,
