@@ -258,6 +258,20 @@ def test_a_passing_error_of_the_logs_storage_loses_nothing(
     assert "missing" not in caplog.text
 
 
+def test_a_log_is_opened_again_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server that was replaced knows no file that was open before."""
+    logs = tmp_path / "logs"
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        (logs / "rank_0.log").rename(logs / "before.log")
+        (logs / "rank_0.log").write_text("one\n")
+        monkeypatch.setattr("os.write", Failing(at=range(1), number=errno.ESTALE))
+        output.write(wrote("two\n"))
+    assert (logs / "rank_0.log").read_text() == "one\ntwo\n"
+
+
 def test_an_error_that_is_there_at_the_end_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,8 @@ class RankLog:
         try:
             self._append()
         except OSError as error:
+            # A file server that was replaced doesn't know the open file any more.
+            self.release()
             self._failing_since = since = self._failing_since or now
             self._next_try = now + _PAUSE_S
             if not is_temporary(error) or now - since >= retry_s:
