@@ -105,18 +105,12 @@ def batch_problems(batch_size: Any, job: Job) -> Iterator[Problem]:
 
 def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> Iterator[Problem]:
     """Yield a problem for each feature that doesn't exist, or isn't a number or a tensor."""
-    if isinstance(features, str):
+    is_one = isinstance(features, str)
+    if is_one or (features is not None and not _are_names(features)):
         yield Problem(
             field="features",
             what=f"{features!r} is not a list of columns",
-            remedy=f"Pass [{features!r}]",
-        )
-        return
-    if features is not None and not _are_names(features):
-        yield Problem(
-            field="features",
-            what=f"{features!r} is not a list of columns",
-            remedy="Pass their names: features=['x0', 'x1']",
+            remedy=f"Pass [{features!r}]" if is_one else "Pass their names: features=['x0', 'x1']",
         )
         return
     for name in features or ():
