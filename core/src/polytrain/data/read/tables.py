@@ -68,10 +68,7 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
     is_column = isinstance(data, pa.Array | pa.ChunkedArray) or (
         library == "polars" and kind.__name__ == "Series"
     )
-    if hasattr(data, "__arrow_c_stream__") and not is_column:
-        return _from_stream(data)
-    # A record batch is an Arrow array of structs as well, and has no stream in older versions.
-    return pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else None
+    return _from_stream(data) if hasattr(data, "__arrow_c_stream__") and not is_column else None
 
 
 def _are_read(names: Iterable[Any], columns: Sequence[str] | None) -> list[bool]:

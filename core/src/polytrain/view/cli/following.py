@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from polytrain.errors import Failure, next_command
+from polytrain.errors import Failure
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.entries import (
     AttemptEnded,
@@ -25,6 +25,7 @@ from polytrain.run.lease import holder
 from polytrain.view.cli.found import readable
 from polytrain.view.present import PresentRun
 from polytrain.view.progress.display import shown_progress
+from polytrain.view.progress.text import command
 from polytrain_plugins import RunInfo, Stopped
 
 
@@ -136,8 +137,7 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
         # Here nobody raises what ended the run.
         where = "" if failure.rank is None else f"rank {failure.rank}: "
         echo_lines(f"{where}{failure.message}")
-        command = next_command(info.path, failure.rank, has_output=bool(failure.last_lines))
-        echo(f"To see more: {command}")
+        echo(f"To see more: {command(info, failure)}")
 
 
 class _Driver:

@@ -37,7 +37,7 @@ class FailureFacts:
     host: str
     """Of the rank's node; empty if that isn't known."""
 
-    step: int | None
+    step: int
     message: str
     traceback: str
     output: str
@@ -49,8 +49,7 @@ class FailureFacts:
     def sentence(self) -> str:
         """What happened, and where."""
         who = "" if self.rank is None else f"{rank_at(self.rank, self.host)}: "
-        at = "" if self.step is None else f" (step {self.step})"
-        return f"{who}{self.message}{at}"
+        return f"{who}{self.message} (step {self.step})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
