@@ -349,21 +349,30 @@ def test_wandb_replaces_an_offline_run_by_a_complete_one(tmp_path: Path) -> None
     first.close()
     second = tracker.open(run_in(tmp_path, first.run_id))
     assert (second.run_id, second.sent) == (first.run_id, 0)
-    second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.5}))
-    second.write([Row(step=n, time=float(n), metrics={**HOSTILE, "_step": 7}) for n in (1, 2)])
-    second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.25}))
-    second.amend(Row(step=2, time=9.0, metrics={"accuracy": 0.75, "f*1": 0.5, "": 0.25}))
+    validation = Row(step=1, time=9.0, metrics={"accuracy": 0.5, "f*1": 0.5, "": 0.25})
+    hostile = {**HOSTILE, "_step": 7}
+    second.write(
+        [
+            Row(step=1, time=1.0, metrics=hostile),
+            Row(step=2, time=2.0, metrics=hostile, validation=validation),
+        ]
+    )
+    # Of two that no row takes with it, both are there.
+    second.amend(Row(step=1, time=8.0, metrics={"accuracy": 0.25}))
+    second.amend(Row(step=2, time=9.0, metrics={"accuracy": 0.75}))
     second.finish({"state": "finished", "checkpoint": str(tmp_path / "c2")}, succeeded=True)
     second.close()
     one = {**HOSTILE, "x_step": 7.0}
     found = [without_clock(row) for row in wandb_rows(tmp_path)]
     assert found == [
-        {**one, "_step": 1, "_timestamp": 1.0, "accuracy": 0.5, "checkpoint_step": 1},
+        {**one, "_step": 1, "_timestamp": 1.0},
         # W&B itself leaves out what has no name.
         {
-            **{**one, "_step": 2, "_timestamp": 2.0, "accuracy": 0.75, "checkpoint_step": 2},
+            **{**one, "_step": 2, "_timestamp": 2.0, "accuracy": 0.5, "checkpoint_step": 1},
             "f*1": 0.5,
         },
+        {"_step": 3, "_timestamp": 8.0, "accuracy": 0.25, "checkpoint_step": 1},
+        {"_step": 4, "_timestamp": 9.0, "accuracy": 0.75, "checkpoint_step": 2},
     ]
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     (artifact,) = [each.artifact for each in closed_records(path) if each.HasField("artifact")]

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.record.journal_writer import JournalWriter
 
-from polytrain.record.entries import CheckpointCommitted, Entry, Launched, MetricsReported
+from polytrain.policy.validation import ValidationStatus
+from polytrain.record.entries import (
+    CheckpointCommitted,
+    Entry,
+    Launched,
+    MetricsReported,
+    ValidationEnded,
+)
 from polytrain.text.metrics import flat
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.tracker import Row
@@ -220,3 +227,44 @@ def test_the_rows_before_a_restart_are_sent_after_a_good_report() -> None:
     take(missing, launched(1), reported(2, 2), committed(2, 2))
     store.deliver(missing)
     assert store.metrics() == [{"value": 1}]
+
+
+def validated(step: int, **metrics: float) -> ValidationEnded:
+    return ValidationEnded(
+        checkpoint=f"c{step}",
+        step=step,
+        status=ValidationStatus.VALIDATED,
+        metrics=metrics,
+        reason="",
+        token=1,
+    )
+
+
+def test_a_row_takes_one_validation_with_it_where_earlier_rows_stay_as_they_are() -> None:
+    """Otherwise the next one would replace it."""
+
+    def taken() -> list[tuple[int, int | None]]:
+        changes = missing.next()
+        assert not changes.amendments
+        missing.done(changes)
+        return [(row.step, row.validation and row.validation.step) for row in changes.rows]
+
+    missing = TrackedRows(Position(since=1), can_rewind=False, can_amend=False)
+    take(missing, launched(0), *(reported(step, step) for step in (1, 2, 3)), committed(2, None))
+    take(missing, validated(2, accuracy=0.5), validated(1, accuracy=0.25))
+    assert taken() == [(1, None), (2, 2)]
+    # The process that is here dies; what no row has taken is left.
+    journal = [launched(0), *(reported(step, step) for step in (1, 2, 3)), committed(2, None)]
+    journal += [validated(2, accuracy=0.5), validated(1, accuracy=0.25)]
+    missing = TrackedRows(missing.position, can_rewind=False, can_amend=False)
+    take(missing, *journal, committed(3, None), validated(3, value=9))
+    assert taken() == [(3, 1)]
+    assert taken() == []
+    take(missing, reported(4, 4), committed(4, None))
+    # The row has a metric of this name itself.
+    assert taken() == [(4, None)]
+    changes = missing.next(is_over=True)
+    assert [dict(row.metrics) for row in changes.amendments] == [{"value": 9}]
+    missing.done(changes)
+    assert missing.next(is_over=True).is_empty
+    assert missing.position.amendments == 3

@@ -106,11 +106,12 @@ class TrackerDelivery:
         if isinstance(entry, RunConcluded):
             self._token = entry.token
 
-    def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def send(self, *, is_wanted: Callable[[], bool] = lambda: True, is_over: bool = False) -> None:
         """Send the rows that are ready.
 
         Args:
             is_wanted: returns whether to send another thousand rows.
+            is_over: whether no later row can take validations' metrics with it.
 
         Raises:
             StoreBehindError: the store was opened again, and lacks rows.
@@ -118,7 +119,7 @@ class TrackerDelivery:
         """
         self._describe()
         while is_wanted():
-            changes = self.missing.next()
+            changes = self.missing.next(is_over=is_over)
             if changes.is_empty:
                 break
             with self._opened_sink() as sink:
@@ -141,6 +142,8 @@ class TrackerDelivery:
             Exception: whatever the tracker or the storage raise.
         """
         if history.succeeded is not None and self.state.concluded != self._token:
+            if history.succeeded or self._all_rows or self._tracker.is_rewritten:
+                self.send(is_over=True)
             self._open_again()
             assert self._sink is not None
             summary = _summary(history, self._facts)
@@ -163,6 +166,7 @@ class TrackerDelivery:
         self.missing = TrackedRows(
             position,
             can_rewind=self._tracker.can_rewind,
+            can_amend=self._tracker.can_amend,
             all_rows=self._all_rows,
             has_loads=self._tracker.has_system_metrics,
         )

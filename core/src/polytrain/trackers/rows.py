@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated
@@ -86,6 +87,7 @@ class TrackedRows:
         position: Position,
         *,
         can_rewind: bool,
+        can_amend: bool = True,
         all_rows: bool = False,
         has_loads: bool = False,
     ) -> None:
@@ -93,11 +95,13 @@ class TrackedRows:
         Args:
             position: the tracker's position in the run since it was last started over.
             can_rewind: whether the tracker can remove rows.
+            can_amend: whether the tracker can add metrics to earlier rows.
             all_rows: whether it also gets rows that a restart may undo.
             has_loads: whether rows have system metrics.
         """
         self.position = position
         self._can_rewind = can_rewind
+        self._can_amend = can_amend
         self._is_final = can_rewind or all_rows
         self._has_loads = has_loads
         self._load: Mapping[str, float] = {}
@@ -159,18 +163,28 @@ class TrackedRows:
         """Number of missing rows that no restart undoes, or that can be removed later."""
         return max(0, _count(self._reports, self._settled) - self._start)
 
-    def next(self) -> StoreChanges:
-        """Return the next changes. Call `done` after they are made."""
+    def next(self, *, is_over: bool = False) -> StoreChanges:
+        """Return the next changes. Call `done` after they are made.
+
+        Args:
+            is_over: whether no later row can take validations' metrics with it.
+        """
         rows = self._ready()
         sent = rows[-1].step if rows else self.sent
-        amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
-        amended = amendments[-1][0] if amendments else self.position.amendments
-        if len(amendments) == len(self._amendments):
+        known = list(takewhile(lambda each: each[1].step <= sent, self._amendments))
+        numbers, amendments = [number for number, _ in known], [row for _, row in known]
+        if not self._can_amend:
+            rows, amendments = _with_validations(rows, amendments)
+            if not is_over:
+                del numbers[len(numbers) - len(amendments) :]
+                amendments = []
+        amended = numbers[-1] if numbers else self.position.amendments
+        if len(numbers) == len(self._amendments):
             amended = max(amended, self._validations)
         return StoreChanges(
             rewind=self._rewind,
             rows=rows,
-            amendments=tuple(row for _, row in amendments),
+            amendments=tuple(amendments),
             position=replace(
                 self.position,
                 sent=sent,
@@ -186,7 +200,8 @@ class TrackedRows:
         self._start += len(changes.rows)
         if self._start == len(self._reports):
             self._clear()
-        del self._amendments[: len(changes.amendments)]
+        sent = self.position.amendments
+        self._amendments = [each for each in self._amendments if each[0] > sent]
         for row in changes.rows:
             self._loads.pop(row.step, None)
 
@@ -245,6 +260,17 @@ class TrackedRows:
             Row(step=step, time=time, metrics={**flat(each), **self._loads.get(step, {})})
             for step, time, each in zip(steps, times, metrics, strict=True)
         )
+
+
+def _with_validations(
+    rows: Sequence[Row], validations: Sequence[Row]
+) -> tuple[tuple[Row, ...], list[Row]]:
+    """Return rows, each with the metrics of at most one validation, and the validations left."""
+    left, found = deque(validations), []
+    for row in rows:
+        takes = left and left[0].step <= row.step and row.metrics.keys().isdisjoint(left[0].metrics)
+        found.append(replace(row, validation=left.popleft()) if takes else row)
+    return tuple(found), list(left)
 
 
 def _system_metrics(load: LoadMeasured) -> Mapping[str, float]:

@@ -41,6 +41,9 @@ class Row:
     metrics: Mapping[str, Any]
     """Flat metrics: a metric `b` in a metric `a` is `a/b`."""
 
+    validation: Row | None = None
+    """Metrics of a validation of this or an earlier step, if the store can't add to that step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
@@ -87,7 +90,10 @@ class Sink(Protocol):
         """Remove all rows after this step, if the tracker `can_rewind`."""
 
     def amend(self, row: Row) -> None:
-        """Add the metrics of a validation to an earlier step."""
+        """Add the metrics of a validation to an earlier step.
+
+        If the tracker can't, add a row of their own: no other follows.
+        """
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
         """Record the end of the run. It may be called again, after a resumed run's end.
@@ -115,6 +121,9 @@ class Tracker(RecordFollower, ABC):
     can_rewind: ClassVar[bool] = False
     """Whether rows can be removed. If so, rows are sent as soon as they are reported; otherwise
     when no restart can undo them."""
+
+    can_amend: ClassVar[bool] = True
+    """Whether metrics can be added to an earlier row. If not, later rows take them with them."""
 
     @property
     def has_system_metrics(self) -> bool:

@@ -44,7 +44,8 @@ class WandB(Tracker):
     W&B can't remove a step. So a step is sent once a checkpoint covers it, or the run is finished:
     then no restart repeats it. A second process can't continue an offline run, so every driver that
     resumes the run replaces it by a complete one with the same id, which `wandb sync DIRECTORY`
-    sends. Metrics are numbers and text; others are left out.
+    sends. Metrics are numbers and text; others are left out. Those of a validation come with a
+    later step, at most one validation with each, and have the axis `checkpoint_step`.
 
     Args:
         project: the project; by default `WANDB_PROJECT`, or W&B's own default.
@@ -63,6 +64,7 @@ class WandB(Tracker):
     name: ClassVar[str] = "wandb"
     requires: ClassVar[tuple[str, ...]] = ("wandb",)
     run_ids: ClassVar[str] = "[0-9a-z]{1,64}"
+    can_amend: ClassVar[bool] = False
 
     project: str | None = None
     entity: str | None = None
@@ -181,15 +183,9 @@ class WandBRun:
                 x_disable_meta=any(map(_holds_a_secret, sys.argv[1:])),
             ),
         )
-        self.sent: int | None = max(0, self._run.step - 1) if self._run.resumed else 0
-        self._last: int | None = None
-        """The last step of this process, whose row is open."""
-
-        self._time = 0.0
-        """Time of its report, in seconds since the epoch."""
-
-        self._held: dict[str, Any] = {}
-        """Metrics of a validation that wait for an open row."""
+        self.sent = max(0, self._run.step - 1) if self._run.resumed else 0
+        self._last = self.sent
+        """The last step in the store. The row of this process's last one is open."""
 
         self._validated: set[str] = set()
         self._exit_code: int | None = None
@@ -201,31 +197,17 @@ class WandBRun:
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            values = {**_values(row.metrics), **self._held}
-            self._held = {}
-            self._log(values, row.step, row.time)
+            validated = {} if row.validation is None else self._validated_values(row.validation)
+            self._log({**_values(row.metrics), **validated}, row.step, row.time)
 
     def rewind(self, step: int) -> None:
         """Never called: W&B can't remove steps."""
         raise NotImplementedError
 
     def amend(self, row: Row) -> None:
-        # W&B can't change an earlier step, so these metrics have their own axis.
-        values = _values(row.metrics)
-        for name in values.keys() - self._validated:
-            # W&B refuses an empty name, and reads an asterisk as a pattern.
-            if name and "*" not in name:
-                self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
-            self._validated.add(name)
-        values[_CHECKPOINT_STEP] = row.step
-        if self._last is not None:
-            self._log(values, self._last, self._time)
-            return
-        self._log_held()
-        self._held, self._time = values, row.time
+        self._log(self._validated_values(row), self._last + 1, row.time)
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
-        self._log_held()
         self._run.summary.update({f"polytrain/{name}": value for name, value in summary.items()})
         if self._log_checkpoint and summary["checkpoint"]:
             self._refer(summary["checkpoint"])
@@ -236,14 +218,19 @@ class WandBRun:
         if self._is_offline:
             wait_until_complete(Path(self._run.settings.sync_file), within_s=_WRITTEN_WITHIN_S)
 
-    def _log_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, {}
-            self._log(held, (self.sent or 0) + 1, self._time)
+    def _validated_values(self, row: Row) -> dict[str, Any]:
+        """Return the metrics of a validation, which have the checkpoint's step as their axis."""
+        values = _values(row.metrics)
+        for name in values.keys() - self._validated:
+            # W&B refuses an empty name, and reads an asterisk as a pattern.
+            if name and "*" not in name:
+                self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
+            self._validated.add(name)
+        return {**values, _CHECKPOINT_STEP: row.step}
 
     def _log(self, values: Mapping[str, Any], step: int, at: float) -> None:
         self._run.log({**values, "_timestamp": at}, step=step)
-        self._last, self._time = step, at
+        self._last = step
 
     def _refer(self, address: str) -> None:
         artifact = self._wandb.Artifact(f"{_artifact_name(self._name)}-checkpoint", type="model")
