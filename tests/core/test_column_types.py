@@ -21,6 +21,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from tests.core.column_types import GETS, LIBRARIES, LIKE_ARROW, OTHERWISE
+from tests.own_ray import own_ray
 from tests.shards import shard_of
 from tests.sweeps import only_in_sweep
 
@@ -369,10 +370,9 @@ SELECTED = WITHOUT_RAY[::19]
 def _ray() -> Iterator[None]:
     import ray.data
 
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    yield
-    ray.shutdown()
+    with own_ray(num_cpus=1):
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.own_ray import own_ray
 from tests.sweeps import only_in_sweep
 from tests.unit.workers.agents.agent_specs import agent_spec
 
@@ -28,18 +28,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def ray_of_module() -> Iterator[None]:
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=2,
-        resources={"device": 2},
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
+    with own_ray(num_cpus=2, resources={"device": 2}):
+        yield
 
 
 @pytest.fixture

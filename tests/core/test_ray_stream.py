@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import ray.data
+from tests.own_ray import own_ray
 from tests.sweeps import only_in_sweep
 
 from polytrain.data.plan.stream_partitioner import Segment
@@ -43,17 +44,10 @@ SCHEMA = pa.schema([("id", pa.int64())])
 def _cluster() -> Iterator[None]:
     # One that other tests of this process have begun may not be as empty as these need it.
     ray.shutdown()
-    ray.init(
-        address="local",
-        num_cpus=CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    yield
-    ray.shutdown()
+    with own_ray(num_cpus=CPUS):
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
 
 
 class Ranks:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.own_ray import own_ray
 
 from polytrain import RunConfig
 
@@ -14,17 +14,8 @@ from polytrain import RunConfig
 @pytest.fixture(scope="module")
 def running_ray() -> Iterator[None]:
     """A Ray with 4 CPUs, for the module's tests from here on."""
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
+    with own_ray(num_cpus=4):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
