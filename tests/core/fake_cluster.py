@@ -167,6 +167,7 @@ class FakeCluster(Bundles):
         agent_handle: AgentHandle,
         kind: FailureKind = FailureKind.AGENT_LOST,
         *,
+        node: str | None = None,
         node_may_return: bool = False,
     ) -> AgentLost | None:
         """An agent is gone."""
@@ -178,6 +179,7 @@ class FakeCluster(Bundles):
                 agent_handle=agent_handle,
                 kind=kind,
                 reason="it has died",
+                node=node,
                 node_may_return=node_may_return,
             )
         )

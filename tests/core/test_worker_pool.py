@@ -428,10 +428,35 @@ def test_agents_that_never_come_end_the_run(num_workers: int) -> None:
     assert asked <= num_workers + 4
 
 
-def test_an_elastic_run_begins_without_a_node_on_which_agents_die(
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_elastic_run_goes_without_a_node_on_which_agents_die(
+    is_begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may lack a package. Others that come later are used."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    if is_begun:
+        cluster.nodes["b"] = 0
+        cluster.settle(pool)
+        cluster.nodes["b"] = 1
+    else:
+        cluster.arrive(pool, next(iter(cluster.waiting)), "a")
+    for _ in range(4):
+        cluster.lose(pool, next(iter(cluster.waiting)), node="b")
+    assert (cluster.sizes(), cluster.failures()) == ([1], [])
+    assert "placed on a node: 4 agents in a row were lost" in caplog.text
+    cluster.settle(pool)
+    assert nodes(pool) == ["a"]
+    cluster.nodes["c"] = 1
+    cluster.settle(pool)
+    assert len(cluster.growths()) == 1
+
+
+def test_an_elastic_run_with_devices_begins_without_agents_that_die(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It may lack a package."""
+    """Ray doesn't say on which node they have died."""
     cluster = FakeCluster(a=1, b=1)
     pool = cluster.pool((1, 2))
     pool.place(avoid=NOBODY, without=NO_RANK)
@@ -439,7 +464,7 @@ def test_an_elastic_run_begins_without_a_node_on_which_agents_die(
     while cluster.waiting:
         cluster.lose(pool, next(iter(cluster.waiting)))
     assert (cluster.sizes(), cluster.failures()) == ([1], [])
-    assert "without some workers: 4 agents in a row were lost" in caplog.text
+    assert "No more workers are requested: 4 agents in a row were lost" in caplog.text
 
 
 def test_a_node_that_does_not_see_the_storage_ends_the_run_before_it_begins() -> None:

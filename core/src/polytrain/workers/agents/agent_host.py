@@ -206,6 +206,9 @@ class Gone:
     agent_handle: AgentHandle
     kind: FailureKind
     reason: str
+    node: str | None = None
+    """The node that had been chosen for it; None if that isn't known."""
+
     node_may_return: bool = False
     """Whether its node is only silent: the launcher uses that again once it answers."""
 

@@ -113,6 +113,10 @@ class AvoidedNodes:
     def reject(self, node: str, reason: str) -> None:
         """Note that the run can't use a node."""
         self._rejected[node] = reason
+        self.add(node)
+
+    def add(self, node: str) -> None:
+        """Avoid a node until the next attempt is placed."""
         self._until[node] = math.inf
 
     def change_to(self, until: Mapping[str, float]) -> None:

@@ -244,6 +244,9 @@ class WorkerPool:
             # Log a reason that failed the placement only once: several agents may fail for it.
             if gone.reason != self._why_failed:
                 logger.warning("An agent without a rank is lost: %s.", gone.reason)
+            reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
+            if reason is not None:
+                self._goes_without(gone, reason)
             self._ask_for_more()
             self._request_growth()
         else:
@@ -261,14 +264,26 @@ class WorkerPool:
         if gone.kind is FailureKind.STARTUP:
             self._why_failed = gone.reason
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
-        if reason is not None and gone.kind is not FailureKind.STARTUP and self._has_enough:
-            logger.warning("Training begins without some workers: %s.", reason)
+        if reason is not None and self._goes_without(gone, reason):
             self._placing.room, reason = self.agents.up, None
         if reason is None:
             self._start_if_complete()
             self._ask_for_reserved()
         else:
             self._fail(reason)
+
+    def _goes_without(self, gone: Gone, reason: str) -> bool:
+        """Return whether the run goes on without agents that die while they start; say so."""
+        if gone.kind is FailureKind.STARTUP or not self._has_enough:
+            return False
+        if gone.node is None:
+            logger.warning("No more workers are requested: %s.", reason)
+        else:
+            # Others of its agents would die too. Another node may have room now, or later.
+            logger.warning("No worker is placed on a node: %s.", reason)
+            self._avoided.add(gone.node)
+            self._losses = 0
+        return True
 
     def _fail(self, reason: str) -> None:
         self._placing = None

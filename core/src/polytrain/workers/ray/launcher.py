@@ -378,21 +378,17 @@ class RayAgentLauncher:
         with self._lock:
             host.is_gone = True
             lost = list(host.agents.values())
-        self._report_lost(lost, kind, reason, node_may_return=node_may_return)
+        self._report_lost(lost, kind, reason, node=host.node, node_may_return=node_may_return)
 
     def _report_lost(
         self,
         agents: list[AgentHandle],
         kind: FailureKind,
         reason: str,
-        *,
-        node_may_return: bool = False,
+        **known: Any,
     ) -> None:
         self.mailbox.put(
-            [
-                Gone(agent_handle=each, kind=kind, reason=reason, node_may_return=node_may_return)
-                for each in agents
-            ]
+            [Gone(agent_handle=each, kind=kind, reason=reason, **known) for each in agents]
         )
 
     def _start_own_host(
