@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,11 +340,15 @@ def rescuing(
     *,
     loss: float = 0.25,
     is_earlier: bool = False,
+    reports: Sequence[tuple[int, Mapping[str, Any]]] = (),
     **options: Any,
 ) -> Driver:
     """A run that loses rank 0 in its first attempt, after it has reported steps 1 and 2.
 
     Rank 1 has the state after step 3. Step 1 has a checkpoint.
+
+    Args:
+        reports: those that rank 1 has made before; the one of rank 0 at step 2 is lost then.
     """
     run = Driver(path, monkeypatch, lambda order: [], **options)
 
@@ -357,6 +361,7 @@ def rescuing(
             part=replace(run.stored(1, call.checkpoint, step=3, model="3"), metrics={"loss": loss}),
             is_report=False,
             is_earlier=is_earlier,
+            reports=tuple(reports),
         )
         run.group.alive.discard(0)
         return [
@@ -364,7 +369,7 @@ def rescuing(
             run.reported(0, 1),
             run.staged(0, 0),
             run.stored(0, 0, model="1"),
-            run.reported(0, 2),
+            *([] if reports else [run.reported(0, 2)]),
             Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False),
         ]
 
@@ -475,6 +480,32 @@ def test_no_checkpoint_is_committed_before_its_report(
     history = read_as(ReportedHistory, Location.of(tmp_path).open().read_log(JOURNAL))
     assert history is not None
     assert history.by_survivors == {3: 1}, "whose metrics they are"
+
+
+KNOWN, LOST, MET = (1, {"loss": 1.0}), (2, {"loss": 0.5}), (2, {"loss": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason"),
+    [
+        ([KNOWN, LOST], ""),
+        ([LOST], "rank 0's reports after step 1 are lost, and were too many"),
+        ([KNOWN, MET], "it was made after step 2, at which a condition is met"),
+    ],
+)
+def test_reports_that_are_lost_with_the_host_of_rank_0_are_another_ranks_or_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: Any, reason: str
+) -> None:
+    rule = StopRule(limits=(Limit(metric="loss", comparison="<=", value=0.22),))
+    run = rescuing(tmp_path, monkeypatch, reports=reports, max_failures=1, stop_rule=rule)
+    assert run.conclude().succeeded
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert asked["reason"] == reason
+    assert run.group.of("launch") == [(0, 0), (1, 1 if reason else 3)]
+    history = read_as(ReportedHistory, Location.of(tmp_path).open().read_log(JOURNAL))
+    assert history is not None
+    assert history.by_survivors == ({} if reason else {2: 1, 3: 1})
+    assert list(history.reports.steps()) == ([1] if reason else [1, 2, 3])
 
 
 @pytest.mark.parametrize("is_earlier", [False, True])

@@ -200,6 +200,9 @@ class StateWritten(OfRank):
     is_joined: bool = False
     """Whether its files are those of all ranks, of which each has copied its own part."""
 
+    reports: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    """Step and metrics of the rank's last reports before it; empty if they aren't known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartVoid(OfRank):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
@@ -38,15 +38,23 @@ def commit_state(run: Controller, written: StateWritten) -> None:
         are_steps_lost = written.part.step > run.state.committed
         run.survivors.refused(refusal, are_steps_lost=are_steps_lost)
         return
-    if written.part.step == reported + 1:
-        # Rank 0 was lost between the step and its report of it, which nobody repeats.
-        stopped, wrong = _judged(run, written)
+    part = written.part
+    newer = [each for each in written.reports if each[0] > reported]
+    if written.reports and len(newer) == len(written.reports):
+        lost = f"rank 0's reports after step {reported} are lost, and were too many"
+        run.survivors.refused(lost)
+        return
+    if newer or part.step == reported + 1:
+        newer.append((part.step, part.metrics))
+    # Rank 0 was lost between these steps and its reports of them, which nobody repeats.
+    for step, metrics in newer:
+        stopped, wrong = _judged(run, written, step, metrics)
         if wrong:
             # Rank 0 repeats the step, and finds out itself.
             run.survivors.refused(wrong)
             return
         # It comes before the commit: if this driver is killed in between, the step is repeated.
-        _report_for_rank_0(run, written, stopped)
+        _report_for_rank_0(run, written, step, metrics, stopped)
     directory = run.checkpoints.commit_state(written)
     run.settle()
     if run.checkpoints.manager.committed_as(directory) is None:
@@ -100,7 +108,9 @@ def keep_state(run: Controller) -> None:
         run.commit_left_state()
 
 
-def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str]:
+def _judged(
+    run: Controller, written: StateWritten, step: int, metrics: Mapping[str, Any]
+) -> tuple[Stopped | None, str]:
     """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
 
     A user's function isn't called here: it may be what rank 0 was lost in.
@@ -108,29 +118,37 @@ def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str
     Returns:
         How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
     """
-    part, rule = written.part, run.divergence_rule
+    rule = run.divergence_rule
     if run.virtual_workers is not None and written.rank != 0:
         return None, _OF_WORKER_0
     if run.stop_rule.function is not None or (rule is not None and rule.function is not None):
         return None, "rank 0 asks a function of yours about each report, and was lost before"
-    wrong = rule and rule.wrong(part.metrics, last_reports(run))
+    wrong = rule and rule.wrong(metrics, last_reports(run))
     if wrong:
         return None, f"it diverges: {wrong}"
-    return run.stop_rule.limit_met_by(part.step, part.metrics), ""
+    stopped = run.stop_rule.limit_met_by(step, metrics)
+    if stopped is not None and step < written.part.step:
+        return None, f"it was made after step {step}, at which a condition is met"
+    return stopped, ""
 
 
-def _report_for_rank_0(run: Controller, written: StateWritten, stopped: Stopped | None) -> None:
-    """Publish the report that rank 0 didn't make; `stopped` is how it ends the run, if it does."""
-    part = written.part
+def _report_for_rank_0(
+    run: Controller,
+    written: StateWritten,
+    step: int,
+    metrics: Mapping[str, Any],
+    stopped: Stopped | None,
+) -> None:
+    """Publish a report that rank 0 didn't make; `stopped` is how it ends the run, if it does."""
     report = Reported(
-        attempt=part.attempt,
+        attempt=written.attempt,
         rank=0,
-        step=part.step,
-        metrics=part.metrics,
+        step=step,
+        metrics=metrics,
         at=run.journal.clock.now(),
         # A run's only worker leaves a state of its own.
         survivor=written.rank or None,
     )
     run.publisher.reported(report)
     if stopped is not None:
-        run.happen(ConditionMet(attempt=part.attempt, rank=0, stopped=stopped))
+        run.happen(ConditionMet(attempt=written.attempt, rank=0, stopped=stopped))

@@ -231,6 +231,7 @@ def of_state(state: Copy, *, is_copy: bool) -> AsEvent:
                 is_ahead=state.is_ahead,
                 is_earlier=state.is_earlier,
                 is_copy=is_copy,
+                reports=state.reports,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message
         return StateUnwritten(attempt=attempt, rank=rank, reason=why, is_copy=is_copy)

@@ -44,6 +44,9 @@ class Copy:
     is_earlier: bool = False
     """Whether its rank has made more reports since, which a restart makes again."""
 
+    reports: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    """See `StateWritten.reports`."""
+
     def delete(self) -> None:
         if self.part.staged is not None:
             remove(self.part.staged)

@@ -272,10 +272,11 @@ class WorkerConnection:
                     self._agent.emit(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
                 self._agent.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
-            case ["written" | "copied" as tag, *_, is_report, is_ahead, is_earlier]:
+            case ["written" | "copied" as tag, *_, is_report, is_ahead, is_earlier, before]:
                 attempt_id = self.order.attempt_id
                 part = to_part(message, attempt_id=attempt_id, rank=self._rank)
-                state = Copy(part, is_report, is_ahead, is_earlier)
+                reports = tuple((step, metrics) for step, metrics in before)
+                state = Copy(part, is_report, is_ahead, is_earlier, reports)
                 if tag == "copied":
                     self.copies[part.checkpoint] = state
                     self._agent.left.copied(self.copies)

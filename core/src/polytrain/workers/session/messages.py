@@ -116,17 +116,26 @@ def keeps_nothing_message(why: str) -> Message:
     return ["keeps_nothing", why]
 
 
-def written_message(number: int, staging: Path, place: Place, *, is_copy: bool) -> Message:
+def written_message(
+    number: int,
+    staging: Path,
+    place: Place,
+    *,
+    is_copy: bool,
+    reports: Sequence[tuple[int, Mapping[str, Any]]] = (),
+) -> Message:
     """Return the message that the state is written as a checkpoint's part in this directory.
 
     Args:
         number: the checkpoint's number, or the copy's.
         is_copy: whether nobody has asked for it; see `Copies`.
+        reports: step and metrics of the reports before.
     """
     tag = "copied" if is_copy else "written"
     plain = [place.step, dict(place.metrics), place.plain_positions(), place.validation]
     flags = [place.is_report, place.is_ahead, place.is_earlier]
-    return [tag, number, str(staging), {}, *plain, *flags]
+    before = [[step, dict(metrics)] for step, metrics in reports]
+    return [tag, number, str(staging), {}, *plain, *flags, before]
 
 
 def uncopied_message(number: int) -> Message:

@@ -140,6 +140,7 @@ class WorkerSession:
             ),
         )
         self._step = self._first_step = order.start.step
+        self.survivor.reported(self._step, {})
         self._saved_step = order.start.step if order.start.own else None
         self._last_step = self._saved_step or 0
         """Declarative training: the last step of this run that is known to be done."""
@@ -429,6 +430,7 @@ class WorkerSession:
             Exception: any error of the user's function.
         """
         self._step, self._last_metrics = step, metrics
+        self.survivor.reported(step, metrics)
         self._cursors.reported()
         copies = self.survivor.copies
         if copies is not None and not copies.is_used and step > self._first_step + 1:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +34,13 @@ from polytrain.workers.session.messages import (
 
 if TYPE_CHECKING:
     from polytrain.workers.session.copies import Copies
+
+
+_KNOWN_FOR_S = 5.0
+"""Seconds after which rank 0's agent has passed on a report, unless it is lost."""
+
+_KNOWN = 1024
+"""Reports that are kept at most until then."""
 
 
 class NotCleanError(Exception):
@@ -158,6 +166,12 @@ class Survivor:
     has_ended: bool = False
     """Whether the training function has returned, or raised an error."""
 
+    _reports: deque[tuple[float, int, Mapping[str, Any]]] = field(
+        default_factory=lambda: deque(maxlen=_KNOWN)
+    )
+    """Time, step and metrics of the last reports, oldest first: rank 0's may be lost with its host.
+    """
+
     reads_checkpoint: int = 0
     """How often the training function has read its starting checkpoint itself."""
 
@@ -183,6 +197,14 @@ class Survivor:
         # The agent opens both by their numbers in this process.
         self.channel.send(keeps_message(kept.descriptor, capacity, asking, size))
         return kept
+
+    def reported(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Note a report, or the step from which the attempt starts."""
+        now, reports = time.monotonic(), self._reports
+        reports.append((now, step, metrics))
+        # The oldest one shows that none is missing after it.
+        while len(reports) > 1 and reports[1][0] < now - _KNOWN_FOR_S:
+            reports.popleft()
 
     def keep_nothing(self, why: str) -> None:
         """Have the run say after a loss why no state was kept, or now if copies are wanted."""
@@ -231,4 +253,5 @@ class Survivor:
             why = str(error) if is_expected else f"{type(error).__name__}: {error}"
             self.channel.send(unwritten_message(number, why))
             return
-        self.channel.send(written_message(number, staging, place, is_copy=False))
+        before = [(step, metrics) for _, step, metrics in [*self._reports] if step < place.step]
+        self.channel.send(written_message(number, staging, place, is_copy=False, reports=before))
