@@ -486,6 +486,31 @@ def test_loaders_that_are_prepared_in_each_epoch_go_on_in_the_middle_of_theirs(
     assert before[0] != before[1] + after[1] != after[2]
 
 
+def test_a_data_set_that_grows_is_prepared_again(run: Run) -> None:
+    """A loader's epochs are planned when it is prepared."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import prepare_data_loader
+
+        items = [*range(4)]
+
+        def prepared() -> Any:
+            return prepare_data_loader(DataLoader(items, shuffle=True))
+
+        for rows in (4, 5):
+            loader = prepared()
+            assert sorted(map(int, loader)) == [*range(rows)]
+            items.append(rows)
+        with pytest.raises(
+            RuntimeError, match=r"has 6 items, and had 5 when .* Prepare the loader"
+        ):
+            list(loader)
+
+    run(train)
+
+
 def whole_draw(source: str) -> Any:
     """A sampler that shuffles 13 items with random numbers from this source."""
     import random

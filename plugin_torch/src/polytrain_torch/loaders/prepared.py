@@ -150,6 +150,7 @@ class PreparedDataLoader:
                 yield self._on_device(batch)
             return
         assert self._sampler is not None
+        self._check_rows(self._sampler)
         stops, seed = self._sampler.stops, self._sampler.cursor.position.plan.seed
         self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
         with weighted_loop() as loop:
@@ -162,6 +163,20 @@ class PreparedDataLoader:
                 batch = self._on_device(batch)
                 loop.given(stop.weight, batch)
                 yield batch
+
+    def _check_rows(self, sampler: EpochSampler) -> None:
+        """
+        Raises:
+            RuntimeError: the data set has more or fewer items than the plan of its epochs.
+        """
+        planned = isinstance(sampler, PlannedBatches | PlannedItems)
+        rows = sampler.cursor.position.plan.rows
+        if planned and (now := len(self._loader.dataset)) != rows:
+            raise RuntimeError(
+                f"The data set of a prepared data loader has {now} items, and had {rows} when it "
+                "was prepared. Prepare the loader again after each change, for example in the loop "
+                "over epochs."
+            )
 
     def _virtual_batches(
         self, virtual: VirtualWorkers, epoch: Epoch, stops: deque[Stop]
