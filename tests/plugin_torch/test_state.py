@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 import polytrain
 from polytrain import (
@@ -26,6 +27,7 @@ from polytrain import (
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch, TrainingState, prepare_model, seed_everything
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.checkpoints.state_digests import digests_held
 from polytrain_torch.survivors.keeper import keeper
 from polytrain_torch.survivors.loop_variables import Loop, frames_from
 
@@ -531,6 +533,21 @@ def test_sharded_parts_are_read_back_too(
         return
     with pytest.raises(TrainingFailedError, match=message):
         trainer.fit()
+
+
+def test_what_only_all_ranks_gather_has_no_digests(run: Run) -> None:
+    """Rank 0 alone makes them, so it would wait for the others."""
+
+    def train() -> None:
+        of_all = FullyShardedDataParallel(
+            layer(),
+            device_id=torch.device("cpu"),
+            sharding_strategy=ShardingStrategy.NO_SHARD,
+        )
+        state = TrainingState(model=of_all, other=layer())
+        assert {*digests_held()} == {f"other/{name}" for name in state.parts["other"].state_dict()}
+
+    run(train)
 
 
 def test_an_optimizer_of_two_sharded_models_is_refused(run: Run) -> None:

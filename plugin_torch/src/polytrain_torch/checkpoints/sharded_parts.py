@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
@@ -161,6 +162,12 @@ def beside_shards(model: torch.nn.Module) -> State:
 def is_sharded(part: Any) -> bool:
     """Whether a model, or an optimizer's model, has sharded parameters."""
     return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+
+
+def is_flattened(part: Any) -> bool:
+    """Whether FSDP's first version shards a model, whose state only all ranks together gather."""
+    is_model = isinstance(part, torch.nn.Module)
+    return is_model and any(isinstance(each, FullyShardedDataParallel) for each in part.modules())
 
 
 def is_consolidated(part: Any) -> bool:

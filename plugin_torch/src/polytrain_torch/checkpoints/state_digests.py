@@ -10,7 +10,7 @@ import torch
 
 from polytrain.extension import compare_replicas
 from polytrain_torch.checkpoints.rank_parts import Differences, ddp_models, digest
-from polytrain_torch.checkpoints.sharded_parts import is_consolidated, is_sharded
+from polytrain_torch.checkpoints.sharded_parts import is_consolidated, is_flattened, is_sharded
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import has_communication_hook
@@ -34,7 +34,7 @@ def digests_held() -> dict[str, str]:
     found: dict[str, str] = {}
     for _, holder in sorted(_holders.items()):
         for name, part in holder.parts.items():
-            if not (is_sharded(part) or is_consolidated(part)):
+            if not (is_sharded(part) or is_flattened(part) or is_consolidated(part)):
                 found.update(_of(name, unwrapped(part).state_dict()))
     return found
 
