@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.storage.beneath import ForeignFileError
 from polytrain.storage.calls import StorageHealth, answered, retries_limited, retry
 from polytrain.storage.location import Location
 from polytrain.storage.remote import RemoteStorage
@@ -121,6 +122,41 @@ def test_an_error_that_stays_is_reported_at_once(
     assert storage.calls == 1
     assert clock.waits == []
     assert caplog.records == [], "nobody is told of an attempt that isn't made"
+
+
+REFUSED = [
+    error
+    for error in HOPELESS
+    if isinstance(error, OSError) and ("denied" in str(error) or "Read-only" in str(error))
+] + [OSError("AWS Error INVALID_ACCESS_KEY_ID during PutObject"), PermissionError("expired")]
+
+
+@pytest.mark.parametrize("error", REFUSED, ids=repr)
+def test_access_that_was_there_for_a_while_is_waited_for(
+    clock: Clock, caplog: pytest.LogCaptureFixture, error: OSError
+) -> None:
+    """A ticket or a key is renewed late, or a disk that had an error is mounted anew."""
+    health = StorageHealth()
+    retry(Storage(), retry_s=600, what="s3://bucket", health=health)
+    clock.now += 59
+    with pytest.raises(OSError, match=str(error).rpartition("]")[2].strip()):
+        retry(Storage(error), retry_s=600, what="s3://bucket", health=health)
+    clock.now += 2
+    storage = Storage(error, error)
+    assert retry(storage, retry_s=600, what="s3://bucket", health=health) == "content"
+    assert storage.calls == 3
+    [message] = caplog.messages
+    assert message.endswith("Trying again for up to 600 s. Restore the access meanwhile.")
+    assert_is_no_access(health)
+
+
+def assert_is_no_access(health: StorageHealth) -> None:
+    """Neither a link in a file's place nor a missing one is about access."""
+    for error in (ForeignFileError("a symbolic link"), FileNotFoundError(errno.ENOENT, "none")):
+        storage = Storage(error)
+        with pytest.raises(type(error)):
+            retry(storage, retry_s=600, what="s3://bucket", health=health)
+        assert storage.calls == 1
 
 
 def test_an_error_that_stays_ends_the_wait_for_one_that_passes(clock: Clock) -> None:

@@ -37,11 +37,14 @@ _CALLS = 16
 _SMALL = 1 << 20
 """Files below this size in bytes are handled concurrently."""
 
-_PERMANENT = frozenset(
+_AT_FIRST_S = 60.0
+"""Seconds after a storage's first answer for which a refusal is the user's mistake. Later it may be
+a ticket or a key that is about to be renewed, or a disk that is mounted anew."""
+
+_REFUSALS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+_PERMANENT = _REFUSALS | frozenset(
     {
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
         errno.ENOENT,
         errno.ENOTDIR,
         errno.EISDIR,
@@ -53,15 +56,14 @@ _PERMANENT = frozenset(
 )
 
 # Arrow's object storage clients raise the services' messages without error numbers.
-_PERMANENT_WORDS = (
+_REFUSAL_WORDS = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
     "INVALID_CLIENT_TOKEN_ID",
     "INVALID_SIGNATURE",
     "SIGNATURE_DOES_NOT_MATCH",
-    "NO_SUCH_BUCKET",
-    "No such bucket",
 )
+_PERMANENT_WORDS = (*_REFUSAL_WORDS, "NO_SUCH_BUCKET", "No such bucket")
 
 
 class StorageHealth:
@@ -74,6 +76,20 @@ class StorageHealth:
 
     def __init__(self) -> None:
         self.has_failed = False
+        self._worked_at = math.inf
+        """Monotonic time of the first answer."""
+
+    def has_worked(self) -> None:
+        """Note that the storage has answered."""
+        self.has_failed = False
+        self._worked_at = min(self._worked_at, time.monotonic())
+
+    def has_lost(self, error: OSError) -> bool:
+        """Return whether an error refuses access that this process has had for a while."""
+        # A subclass says that a file is no one of the run's.
+        is_refusal = type(error) is PermissionError or error.errno in _REFUSALS
+        is_refusal = is_refusal or any(word in str(error) for word in _REFUSAL_WORDS)
+        return is_refusal and time.monotonic() - self._worked_at > _AT_FIRST_S
 
     def __reduce__(self) -> tuple[type[StorageHealth], tuple[()]]:
         # Another process has a connection of its own, and finds out for itself.
@@ -98,7 +114,8 @@ def retry(
         health: of the storage that is called.
         proves_health: whether an answer shows that the storage works. The memory of this machine
             also answers reads, and takes what isn't synced.
-        passes: returns whether an error is temporary; `is_temporary` by default.
+        passes: returns whether an error is temporary; `is_temporary` by default, and refusals of a
+            storage that has worked for a while.
 
     Raises:
         OSError: it still fails, or the error is permanent.
@@ -109,7 +126,8 @@ def retry(
         try:
             answer = call()
         except OSError as error:
-            if not (passes or is_temporary)(error):
+            has_lost = passes is None and health.has_lost(error)
+            if not (has_lost or (passes or is_temporary)(error)):
                 health.has_failed &= not proves_health
                 raise
             if tries == 0:
@@ -123,7 +141,8 @@ def retry(
             if health.has_failed:
                 raise
             if tries == 0:
-                remedy = " Make room there meanwhile." if is_full(error) else ""
+                remedy = " Make room there meanwhile." * is_full(error)
+                remedy += " Restore the access meanwhile." * has_lost
                 logger.warning(
                     "%s: %s. Trying again for up to %g s.%s",
                     what,
@@ -134,7 +153,8 @@ def retry(
             _sleep(wait_s, health)
             tries += 1
         else:
-            health.has_failed &= not proves_health
+            if proves_health:
+                health.has_worked()
             return answer
 
 

@@ -288,7 +288,7 @@ class LocalLog:
 
     def sync(self) -> None:
         self._retrying(self._lines.sync)
-        self._health.has_failed = False
+        self._health.has_worked()
 
     def __enter__(self) -> LocalLog:
         return self
