@@ -15,7 +15,6 @@ from __future__ import annotations
 import pickle
 import sysconfig
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,10 @@ def raised_at(error: BaseException) -> str:
         if not is_library(frame.filename)
     ]
     text = one_line(error)
-    return text if not frames else f"{text} ({place_of(frames[-1])})"
-
-
-def place_of(frame: traceback.FrameSummary) -> str:
-    """Where a line of code is, for a message."""
-    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    if not frames:
+        return text
+    at = frames[-1]
+    return f"{text} ({at.filename}, line {at.lineno}, in {at.name})"
 
 
 def is_library(file: str) -> bool:
@@ -98,15 +95,12 @@ def text_of(error: BaseException) -> str:
     """
     try:
         text = str(error)
-        if len(error.args) > 1 and text == str(error.args) and _are_texts(error.args):
+        are_texts = all(isinstance(each, str) for each in error.args)
+        if len(error.args) > 1 and text == str(error.args) and are_texts:
             return ". ".join(each.rstrip(". ") for each in error.args)
         return text
     except Exception:  # the class is a user's
         return ""
-
-
-def _are_texts(values: Sequence[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def one_line(error: BaseException) -> str:

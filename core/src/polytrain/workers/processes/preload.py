@@ -197,7 +197,8 @@ def _installed_modules(*, after: str) -> list[str]:
         with contextlib.suppress(AttributeError):
             spec = object.__getattribute__(sys.modules.get(name), "__dict__").get("__spec__")
             # Ray has its own threads and connections: each worker process imports it itself.
-            if spec.name == name and is_installed(spec.origin or "") and not _is_ray(name):
+            is_ray = name.partition(".")[0] == "ray"
+            if spec.name == name and is_installed(spec.origin or "") and not is_ray:
                 found.append(name)
     return found
 
@@ -207,10 +208,6 @@ def _names_after(last: str) -> list[str]:
     while True:
         with contextlib.suppress(RuntimeError):  # another thread imports one meanwhile
             return list(itertools.takewhile(lambda name: name != last, reversed(sys.modules)))
-
-
-def _is_ray(name: str) -> bool:
-    return name.partition(".")[0] == "ray"
 
 
 def preload(preload_request: PreloadRequest) -> dict[str, str] | PreloadRequest | None:
