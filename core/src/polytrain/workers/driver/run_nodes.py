@@ -83,7 +83,7 @@ class AvoidedNodes:
         """
         self._find_living = living
         self._until: dict[str, float] = {}
-        self._rejected: dict[str, str] = {}
+        self.rejected: dict[str, str] = {}
         """Those that the run can't use, as long as it lives → the reason."""
 
     @property
@@ -96,23 +96,13 @@ class AvoidedNodes:
         """The time at which to call `drop_old`; infinite if no node can be used again."""
         return min(self._until.values(), default=math.inf)
 
-    @property
-    def reasons(self) -> list[str]:
-        """The reasons that the run can't use nodes."""
-        return [*dict.fromkeys(self._rejected.values())]
-
-    @property
-    def rejected(self) -> dict[str, float]:
-        """The nodes that the run can't use, as `change_to` takes them."""
-        return dict.fromkeys(self._rejected, math.inf)
-
     def living(self) -> frozenset[str]:
         """Return those that the cluster takes for alive."""
         return self.nodes.intersection(self._find_living() if self._until else ())
 
     def reject(self, node: str, reason: str) -> None:
         """Note that the run can't use a node."""
-        self._rejected[node] = reason
+        self.rejected[node] = reason
         self.add(node)
 
     def add(self, node: str) -> None:
@@ -121,7 +111,7 @@ class AvoidedNodes:
 
     def change_to(self, until: Mapping[str, float]) -> None:
         """Avoid these, and those that the run can't use; the others no longer."""
-        self._until = {**until, **self.rejected}
+        self._until = {**until, **dict.fromkeys(self.rejected, math.inf)}
 
     def drop_old(self, now: float) -> bool:
         """Drop those that can be used again by now; return whether there are any."""

@@ -320,7 +320,7 @@ class WorkerPool:
                 self._free_nodes(),
                 up=self.agents.up,
             )
-            self._fail(". Besides, ".join([late, *self._avoided.reasons]))
+            self._fail(". Besides, ".join([late, *dict.fromkeys(self._avoided.rejected.values())]))
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
@@ -526,7 +526,7 @@ class WorkerPool:
 
     def _dismiss_avoided(self, avoid: Mapping[str, float], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
-        avoid = {**avoid, **self._avoided.rejected}
+        avoid = {**avoid, **dict.fromkeys(self._avoided.rejected, math.inf)}
         nodes = {
             agent_handle.number: agent_handle.place.node_id for agent_handle in self.agents.here
         }
