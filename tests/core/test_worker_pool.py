@@ -453,6 +453,25 @@ def test_an_elastic_run_goes_without_a_node_on_which_agents_die(
     assert len(cluster.growths()) == 1
 
 
+def test_a_node_on_which_agents_die_gets_no_more_while_nodes_connect() -> None:
+    cluster = FakeCluster(a=1, b=1, c=1)
+    pool = cluster.pool((2, 3), tries_links=True)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for node in ("a", "b"):
+        cluster.arrive(pool, next(iter(cluster.waiting)), node)
+    cluster.now += 10
+    cluster.starts_on = ("c",)
+    pool.look_at_the_clock()
+    for _ in range(4):
+        cluster.lose(pool, next(iter(cluster.waiting)), node="c")
+    assert cluster.links_tried_of == [["a", "b"]]
+    cluster.now, cluster.starts_on = cluster.now + 10, ()
+    pool.look_at_the_clock()
+    assert all("c" in avoid for avoid in cluster.waiting.values())
+    pool.links_tried([])
+    assert nodes(pool) == ["a", "b"]
+
+
 def test_an_elastic_run_with_devices_begins_without_agents_that_die(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

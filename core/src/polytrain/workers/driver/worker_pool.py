@@ -66,6 +66,9 @@ class _Placing:
     """Time of the next check for missing resources."""
 
     fail_at: float
+    is_looked_for: bool = False
+    """Whether the cluster has been checked once."""
+
     seemed_hopeless: bool = False
     """Whether it was hopeless by the last check, which may have been mistaken."""
 
@@ -338,7 +341,7 @@ class WorkerPool:
             limit_s=min(STARTING_S, self._scaling.start_timeout_s),
         )
         placing.room = begins_with.workers
-        if self._avoided.drop_all():
+        if not placing.is_looked_for and self._avoided.drop_all():
             # The others have no room after all.
             self.dismiss_those_to_come()
             self._ask_again(self._bundles.move_back())
@@ -358,6 +361,7 @@ class WorkerPool:
             self._fail(hopeless)
         else:
             self._warn_of_missing(placing, outlook, starting)
+        placing.is_looked_for = True
 
     def _warn_of_missing(
         self, placing: _Placing, outlook: Outlook | None, starting: Starting
