@@ -11,6 +11,7 @@ from polytrain.api.config_checks import run_config_problems
 from polytrain.backends.reference import Reference
 from polytrain.config.configs import FailureConfig, RunConfig
 from polytrain.config.run_spec import RunSpec
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.history import RunHistory
@@ -121,14 +122,22 @@ def test_a_metric_that_is_never_reported_is_reported_with_the_nearest() -> None:
     made = reports(0.5)
     made.add(2, {"valid": {"auc": 0.5}, "note": "0.1", "accuracy": 0.5})
     names = {"los": ("<=", 1), "valid/auc": (">=", 1), "valid/acc": (">=", 1), "note": ("<=", 1)}
-    messages = list(unreported(rule(loss=("<=", 0), training_iteration=(">=", 9), **names), made))
+    messages = list(
+        unreported(
+            rule(loss=("<=", 0), training_iteration=(">=", 9), **names),
+            DivergenceRule(names=("loss", "valid/auc"), spikes={"los": 4}),
+            made,
+        )
+    )
     assert [each.partition(" was")[0] for each in messages] == [
         "RunConfig.stop['los']",
         "RunConfig.stop['valid/acc']",
         "RunConfig.stop['note']",
+        messages[-1],
     ]
+    assert messages[-1].startswith("FailureConfig.divergence never saw 'los': no report of rank 0")
     assert "Did you mean 'loss'?" in messages[0]
-    assert list(unreported(rule(los=("<=", 1)), Reports())) == []
+    assert list(unreported(rule(los=("<=", 1)), None, Reports())) == []
 
 
 def changes(config: Any, rollback: Any) -> Any:

@@ -58,6 +58,11 @@ class DivergenceRule:
     function: Callable[[list[Mapping[str, Any]]], bool] | None = None
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The metrics that the rule names."""
+        return (*(self.names or ()), *self.spikes)
+
+    @property
     def reads_history(self) -> bool:
         """Whether a report is compared with those before it."""
         return bool(self.spikes) or self.function is not None
@@ -98,7 +103,7 @@ class DivergenceRule:
         if self.names is None:
             yield from _all_numbers(metrics)
             return
-        for name in (*self.names, *self.spikes):
+        for name in self.named:
             yield from ((name, value) for value in _numbers([metrics], name))
 
 

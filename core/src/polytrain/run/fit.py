@@ -277,7 +277,8 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning(
             "The run is finished, and no checkpoint has a score: %s.", conclusion.validation_failure
         )
-    for sentence in unreported(run.stop_rule, controller.journal.history.reports):
+    reports = controller.journal.history.reports
+    for sentence in unreported(run.stop_rule, controller.divergence_rule, reports):
         logger.warning("%s", sentence)
     error = None
     if not (conclusion.succeeded or conclusion.stopped):

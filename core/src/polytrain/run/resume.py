@@ -13,6 +13,7 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import STEP, StopRule
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.reports import Reports
@@ -168,8 +169,10 @@ def function_fingerprint(function: Callable[[Report], bool] | None) -> str | Non
     return None if function is None else code_fingerprint(function)
 
 
-def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
-    """Yield a sentence for each limit of a metric that no report has as a number.
+def unreported(
+    rule: StopRule, divergence: DivergenceRule | None, reports: Reports
+) -> Iterator[str]:
+    """Yield a sentence for each metric that a rule is about, and no report has as a number.
 
     Args:
         reports: rank 0's reports; if there are none, nothing is yielded.
@@ -177,14 +180,18 @@ def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
     if not len(reports):
         return
     known = reports.names()
-    for limit in rule.limits:
-        name = limit.metric
-        if name == STEP or any(_is_number(metrics, name) for metrics in _with(reports, name)):
+    limits = [limit.metric for limit in rule.limits if limit.metric != STEP]
+    looked_at = divergence.named if divergence is not None else ()
+    for what, name in (
+        *((f"RunConfig.stop[{name!r}] was never met", name) for name in limits),
+        *((f"FailureConfig.divergence never saw {name!r}", name) for name in looked_at),
+    ):
+        if any(_is_number(metrics, name) for metrics in _with(reports, name)):
             continue
         names = ", ".join(map(repr, known)) or "none"
         yield (
-            f"RunConfig.stop[{name!r}] was never met: no report of rank 0 had a number of this "
-            f"name. The reported metrics are {names}. {did_you_mean(name, known)}".strip()
+            f"{what}: no report of rank 0 had a number of this name. The reported metrics are "
+            f"{names}. {did_you_mean(name, known)}".strip()
         )
 
 
