@@ -19,6 +19,7 @@ from tests.unit.checkpoint.checkpoints import commit, directory_of, store_in
 from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
+from polytrain.record.entries import RunConcluded
 from polytrain.storage.location import Location
 from polytrain.text.metrics import flat
 from polytrain.trackers import CSV, MLflow, TensorBoard
@@ -223,6 +224,32 @@ def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path
     assert {"goodput", "seconds/train"} <= ended.keys()
     assert send_missing(tracker, Location.of(tmp_path)) == 0
     assert len(tracker.ended) == 1
+
+
+@dataclass(frozen=True)
+class Rewritten(Memory):
+    """Begins again each time that it is opened."""
+
+    is_rewritten: ClassVar[bool] = True  # type: ignore[assignment]  # it is always
+
+    def open(self, run: TrackedRun) -> _MemorySink:
+        self.store.clear()
+        self.ended.clear()
+        return replace(super().open(run), sent=0)
+
+
+def test_a_store_that_is_written_anew_has_the_runs_end_too(tmp_path: Path) -> None:
+    """Without it, a run that failed would seem to be finished."""
+    with JournalWriter(tmp_path) as writer:
+        for event in ("report", "commit", "report"):
+            writer.do(event)
+        writer.journal.write(RunConcluded(succeeded=False, stopped=None, reason="no"))
+    tracker = Rewritten()
+    for options, rows in (({}, 1), ({"all_rows": True}, 2)):
+        assert send_missing(tracker, Location.of(tmp_path), **options) == rows
+        assert [ended["state"] for ended in tracker.ended] == ["failed"]
+    assert send_missing(tracker, Location.of(tmp_path)) == 0
+    assert len(tracker.store) == 2
 
 
 def test_a_tracker_that_raises_gets_the_rest_later(

@@ -76,6 +76,9 @@ class TrackerDelivery:
         if self._sink.sent is not None:
             # The last rows sent may not have been noted; or the store is a new one.
             is_behind = self._sink.sent < position.sent
+            if is_behind or tracker.is_rewritten:
+                # It lacks the end of the run, too.
+                self.state = replace(self.state, concluded=-1)
             amendments = 0 if is_behind else position.amendments
             position = replace(position, sent=self._sink.sent, amendments=amendments)
         self._all_rows = all_rows
@@ -141,9 +144,10 @@ class TrackerDelivery:
             StoreBehindError: the store was opened again, and lacks rows.
             Exception: whatever the tracker or the storage raise.
         """
+        if history.succeeded or self._all_rows or self._tracker.is_rewritten:
+            # Validations that are left have ended after the last row was sent.
+            self.send(is_over=True)
         if history.succeeded is not None and self.state.concluded != self._token:
-            if history.succeeded or self._all_rows or self._tracker.is_rewritten:
-                self.send(is_over=True)
             self._open_again()
             assert self._sink is not None
             summary = _summary(history, self._facts)
