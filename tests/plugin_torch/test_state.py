@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 import polytrain
@@ -149,6 +150,31 @@ def test_random_numbers_go_on(run: Run) -> None:
 
     run(second, restore_from=run(first).checkpoint)
     assert drawn[2] == drawn[1] != drawn[0]
+
+
+@pytest.mark.parametrize("has_part", [False, True])
+def test_what_a_communication_hook_keeps_is_missed(
+    run: Run, caplog: pytest.LogCaptureFixture, has_part: bool
+) -> None:
+    class Kept:
+        def __init__(self, state: PowerSGDState) -> None:
+            self.state = state
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"iteration": self.state.iter}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.state.iter = state["iteration"]
+
+    def train() -> None:
+        model = prepare_model(layer())
+        state = PowerSGDState(None)
+        model.register_comm_hook(state, powerSGD_hook)
+        parts = {"kept": Kept(state)} if has_part else {}
+        TrainingState(model=model, **parts).report({})
+
+    run(train)
+    assert ("communication hook of DDP has a PowerSGDState" in caplog.text) is not has_part
 
 
 def test_parts_have_the_names_that_they_had(run: Run, caplog: pytest.LogCaptureFixture) -> None:

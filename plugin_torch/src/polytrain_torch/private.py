@@ -162,9 +162,16 @@ def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> 
 
 
 def hook_states(model: torch.nn.parallel.DistributedDataParallel) -> list[Any]:
-    """Return what a DDP model's communication hooks keep from step to step."""
+    """Return what a DDP model's communication hooks keep from step to step.
+
+    States of torch's private classes belong to DDP's own hooks, and keep nothing.
+    """
     states = [state for _, state in model._comm_hooks]
-    return [each for each in states if not isinstance(each, dist.ProcessGroup | None)]
+    return [
+        each
+        for each in states
+        if not (isinstance(each, dist.ProcessGroup | None) or type(each).__name__.startswith("_"))
+    ]
 
 
 def keeps_gradients(model: torch.nn.parallel.DistributedDataParallel) -> bool:

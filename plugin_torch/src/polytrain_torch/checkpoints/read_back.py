@@ -7,9 +7,11 @@ training, and needs no memory.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
@@ -26,7 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from polytrain import CheckpointError
-from polytrain_torch.private import PARAMETER_CLONE, fsdp_state
+from polytrain_torch.checkpoints.rank_parts import ddp_models
+from polytrain_torch.private import PARAMETER_CLONE, fsdp_state, hook_states
+
+logger = logging.getLogger(__name__)
 
 _loaded_back: WeakSet[Any] = WeakSet()
 """Owners that have saved or loaded a checkpoint in this process."""
@@ -45,6 +50,20 @@ def is_first_save(owner: Any) -> bool:
 def has_loaded(owner: Any) -> None:
     """Note that an owner has loaded a checkpoint: its saves need no trial load."""
     _loaded_back.add(owner)
+
+
+def warn_of_hooks(parts: Collection[Any]) -> None:
+    """Warn of what a communication hook of DDP keeps, and none of the parts has."""
+    held = {id(each) for part in parts for each in (part, *getattr(part, "__dict__", {}).values())}
+    for state in chain.from_iterable(map(hook_states, ddp_models())):
+        if id(state) not in held:
+            logger.warning(
+                "A communication hook of DDP has a %s, and no checkpoint has that: after a restart "
+                "the hook begins anew, and the weights become others. To restore it, pass "
+                "TrainingState an object that has it as an attribute, and saves and loads its "
+                "content in state_dict and load_state_dict.",
+                type(state).__qualname__,
+            )
 
 
 def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:

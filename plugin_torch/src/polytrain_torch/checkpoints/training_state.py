@@ -41,6 +41,7 @@ from polytrain_torch.checkpoints.read_back import (
     is_first_save,
     state_without_values,
     try_loading,
+    warn_of_hooks,
     whole_copies_without_values,
 )
 from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe
@@ -323,6 +324,7 @@ class TrainingState:
             lacks_gradients=keeps is not None and keeps.lacks_gradients(),
         )
         if is_first_save(self):
+            warn_of_hooks(self._parts.values())
             self._read_back(directory, states)
 
     def report(
