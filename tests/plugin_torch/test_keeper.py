@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader, prepare_model
 from polytrain_torch.randomness import file_of, generators_of, generators_within
-from polytrain_torch.survivors import keeper, point_writer, unused_gradients
+from polytrain_torch.survivors import keeper, point_writer, points, unused_gradients
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.live_parts import LiveParts
@@ -1001,6 +1001,30 @@ class Copies:
 
     def confirm(self) -> None:
         """Have the last one count."""
+
+
+def test_a_loop_with_a_compiled_optimizer_is_looked_at(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The look isn't compiled with the step."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        # Later tests of this process have none that is held.
+        monkeypatch.setattr(keeper, "_current", None)
+        monkeypatch.setattr(points, "listener", None)
+        keeper.start(rank.keeper)
+        step = torch.compile(lambda: rank.optimizer.step(), backend="eager")
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 3:
+                break
+            rank.forward().square().sum().backward()
+            step()
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
 
 
 def test_a_copy_counts_once_all_loaders_of_a_step_have_a_batch(
