@@ -230,6 +230,7 @@ def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path
 class Rewritten(Memory):
     """Begins again each time that it is opened."""
 
+    reopens: ClassVar[bool] = True
     is_rewritten: ClassVar[bool] = True  # type: ignore[assignment]  # it is always
 
     def open(self, run: TrackedRun) -> _MemorySink:

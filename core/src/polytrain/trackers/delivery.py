@@ -76,7 +76,7 @@ class TrackerDelivery:
         if self._sink.sent is not None:
             # The last rows sent may not have been noted; or the store is a new one.
             is_behind = self._sink.sent < position.sent
-            if is_behind or tracker.is_rewritten:
+            if is_behind or tracker.reopens:
                 # It lacks the end of the run, too.
                 self.state = replace(self.state, concluded=-1)
             amendments = 0 if is_behind else position.amendments

@@ -125,6 +125,10 @@ class Tracker(RecordFollower, ABC):
     can_amend: ClassVar[bool] = True
     """Whether metrics can be added to an earlier row. If not, later rows take them with them."""
 
+    reopens: ClassVar[bool] = False
+    """Whether a run that has ended is active in the store again, or a new one, once it is opened.
+    If so, its end is sent again."""
+
     @property
     def has_system_metrics(self) -> bool:
         """Whether its rows also have how busy the ranks were before."""

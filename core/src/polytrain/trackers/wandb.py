@@ -65,6 +65,7 @@ class WandB(Tracker):
     requires: ClassVar[tuple[str, ...]] = ("wandb",)
     run_ids: ClassVar[str] = "[0-9a-z]{1,64}"
     can_amend: ClassVar[bool] = False
+    reopens: ClassVar[bool] = True
 
     project: str | None = None
     entity: str | None = None
