@@ -229,9 +229,10 @@ class SilentEngine(ReferenceEngine):
         yield
 
 has_gpus = sys.argv[2] == "all"
-head = {"include_dashboard": False, "num_cpus": 1, "num_gpus": 2 * has_gpus}
+quiet = {"include_log_monitor": False, "num_cpus": 1}
+head = {"include_dashboard": False, "num_gpus": 2 * has_gpus, **quiet}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-cluster.add_node(num_cpus=1, num_gpus=1 * has_gpus)
+cluster.add_node(num_gpus=1 * has_gpus, **quiet)
 cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
 nodes = [NodeAddress(node_id=n["NodeID"], host=n["NodeManagerAddress"]) for n in ray.nodes()]

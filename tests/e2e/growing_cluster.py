@@ -77,6 +77,7 @@ def growing_cluster(
         f"--autoscaling-config={directory / 'config.json'}",
         f"--num-cpus={head_cpus}",
         "--include-dashboard=false",
+        "--include-log-monitor=false",
         "--dashboard-agent-listen-port=0",
         "--disable-usage-stats",
     ]

@@ -80,7 +80,7 @@ class Nodes:
 
 
 def _called(name: str) -> dict[str, Any]:
-    return {"num_cpus": 1, "env_vars": {"NODE_NAME": name}}
+    return {"num_cpus": 1, "env_vars": {"NODE_NAME": name}, "include_log_monitor": False}
 
 
 class At:

@@ -30,7 +30,7 @@ DEVICES = ("TPU_VISIBLE_CHIPS", "NEURON_RT_VISIBLE_CORES", "HABANA_VISIBLE_MODUL
 def node(tier, cpus, **resources):
     return {
         "num_cpus": cpus, "labels": {"tier": tier}, "env_vars": {"NODE_TIER": tier},
-        "resources": resources,
+        "resources": resources, "include_log_monitor": False,
     }
 
 head = {"include_dashboard": False, **node("head", 2)}
@@ -121,6 +121,7 @@ others = {
     tier: subprocess.Popen(
         ["unshare", "--map-root-user", "--mount", "sh", "-c",
          f"{mount} && exec {ray_command} start --address={cluster.address} --num-cpus=1 "
+         "--include-log-monitor=false "
          f"--labels=tier={tier} --block"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )

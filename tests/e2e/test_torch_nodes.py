@@ -19,7 +19,8 @@ from polytrain import CheckpointConfig
 from ray.cluster_utils import Cluster
 
 def node(name, cpus):
-    return {"num_cpus": cpus, "resources": {name: 1}, "env_vars": {"DISK": name}}
+    own = {"resources": {name: 1}, "env_vars": {"DISK": name}}
+    return {"num_cpus": cpus, "include_log_monitor": False, **own}
 
 head_args = {"include_dashboard": False, **node("first", 2)}
 cluster = Cluster(initialize_head=True, head_node_args=head_args)

@@ -207,7 +207,8 @@ def _start_node(
     ports = [f"--{name}={10_000 - at}" for at, name in enumerate(_PORTS, 1)]
     sizes = [f"--num-cpus={cpus}", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE}"]
     place = [f"--node-ip-address={host.address}", "--temp-dir=/tmp/ray", "--disable-usage-stats"]
-    start = [*_RAY, "start", *options, *place, *sizes, *ports]
+    # Drivers get no logs.
+    start = [*_RAY, "start", *options, *place, *sizes, *ports, "--include-log-monitor=false"]
     patience = {"RAY_raylet_start_wait_time_s": str(_STARTS_WITHIN_S)}
     for _ in range(_TRIES - 1):
         try:
