@@ -10,6 +10,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,6 +23,35 @@ def test_what_every_python_has_travels_by_name(function: Any) -> None:
     pickled = pickled_with(function, value={"model": function})
     assert len(pickled) < 100
     assert pickle.loads(pickled)["model"] is function
+
+
+CACHED = """
+import functools
+
+@functools.cache
+def factorial(number):
+    return number * factorial(number - 1) if number else 1
+
+class Model:
+    @functools.lru_cache(maxsize=3, typed=True)
+    def size(self, number):
+        return factorial(number)
+
+def train():
+    return factorial(4), Model().size(5), Model.size.cache_parameters()
+"""
+
+
+def test_a_function_with_a_cache_travels_as_one_without() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(CACHED, names)
+    pickled = pickled_with(names["train"], value=names["train"])
+    names["factorial"](4)
+    again = pickle.loads(pickled)
+    assert again() == (24, 120, {"maxsize": 3, "typed": True})
+    assert again.__globals__["factorial"] is not names["factorial"]
+    # One of a module that all have travels by name.
+    assert pickle.loads(dumps(urlsplit)) is urlsplit
 
 
 BACKEND = """

@@ -6,6 +6,7 @@ The code keeps the name of its file, and its lines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import linecache
 import os
@@ -31,6 +32,9 @@ def dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
+_CACHED = type(functools.lru_cache(dumps))
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # noqa: TID251  # it has no types
     """A `cloudpickle.Pickler` whose code objects keep `co_filename`.
 
@@ -44,6 +48,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # noqa: TID251  # it 
         self._sources: dict[str, str | None] = {}
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _CACHED) and _is_by_value(value):
+            # It would name itself, in a module that other processes don't have.
+            return restored_cache, (value.__wrapped__, value.cache_parameters())
         if not isinstance(value, CodeType):
             return super().reducer_override(value)
         make, arguments = self.dispatch_table[CodeType](value)
@@ -68,6 +75,21 @@ def restored_code(
         # Without a modification time, `linecache` never compares the entry with a file.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     return make(*arguments).replace(co_filename=file)
+
+
+def restored_cache(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Return a function of `functools.cache` or `lru_cache`, without results; pickles call this."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_by_value(function: Any) -> bool:
+    """Return whether other processes can't import a function by its name."""
+    name = function.__module__
+    return (
+        name == "__main__"
+        or name in cloudpickle.list_registry_pickle_by_value()
+        or "<locals>" in function.__qualname__
+    )
 
 
 def _source_only_here(file: str) -> str | None:
