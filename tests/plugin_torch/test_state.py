@@ -370,6 +370,50 @@ def test_a_sharded_model_is_saved_before_the_first_step(tmp_path: Path, written_
     run(config, restore_from=first.checkpoint)
 
 
+class Branches(torch.nn.Module):
+    """Has tied weights, and a layer that no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.tied, self.other = layer(), layer(), layer()
+        self.tied.weight = self.used.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.used(rows) + self.tied(rows)
+        return total
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+def test_sharded_parameters_that_no_loss_has_used_have_no_state_after_a_restart(
+    tmp_path: Path, written_by: Any
+) -> None:
+    found: list[dict[str, float]] = []
+
+    def train() -> None:
+        model = prepare_model(Branches(), parallel_strategy="fsdp")
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        state = TrainingState(model=model, optimizer=optimizer)
+        if not state.restore():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            state.report({}, step=1)
+        states = {name: optimizer.state.get(each) for name, each in model.named_parameters()}
+        found.append({name: float(each["step"]) for name, each in states.items() if each})
+
+    options = CheckpointConfig(written_by=written_by)
+    config = RunConfig(storage_path=tmp_path, progress=False, checkpoint_config=options)
+    inline = ScalingConfig(num_workers=0)
+    first = make_trainer("torch", train, scaling_config=inline, run_config=config).fit()
+    make_trainer(
+        "torch",
+        train,
+        scaling_config=inline,
+        run_config=config,
+        restore_from=first.checkpoint,
+    ).fit()
+    assert found == [{"used.weight": 1, "used.bias": 1, "tied.bias": 1}] * 2
+
+
 def test_a_process_trains_a_sharded_model_again(run: Run) -> None:
     """torch keeps results for equal meshes, with the names of groups that have ended since."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,29 @@ class ShardedParts:
         if isinstance(part, torch.nn.Module):
             set_model_state_dict(part, state, options=options)
         else:
+            # A parameter that no loss has used yet has no state.
+            options = replace(options or StateDictOptions(), strict=False)
             set_optimizer_state_dict(self.trained_by(name), part, state, options=options)
-            if not state["state"]:
-                # torch has taken an optimizer step, which created a state.
-                part.state.clear()
+            # torch has taken an optimizer step, which created a state of each parameter.
+            for each in self._without_state(name, state["state"]):
+                part.state.pop(each, None)
+
+    def _without_state(self, optimizer: str, states: State) -> list[torch.Tensor]:
+        """Return the parameters that have none of these states, by the parameters' names.
+
+        Raises:
+            ValueError: a state is of a parameter that the model hasn't.
+        """
+        model = unwrapped(self.trained_by(optimizer))
+        # Tied weights have several names.
+        named = [
+            (_without_wrappers(name), each)
+            for name, each in model.named_parameters(remove_duplicate=False)
+        ]
+        if unknown := states.keys() - {name for name, _ in named}:
+            raise ValueError(f"{optimizer}: its model has no parameter {min(unknown)!r}")
+        known = {id(each) for name, each in named if name in states}
+        return [each for _, each in named if id(each) not in known]
 
     def by_name(self, optimizer: str, state: State) -> State:
         """Return an optimizer's state keyed by parameter names in place of numbers."""
@@ -130,6 +150,14 @@ class ShardedParts:
             name: self.state(name, has_state=any(key.startswith(f"{name}.state.") for key in saved))
             for name in names
         }
+        for name, state in states.items():
+            if "param_groups" in state:
+                # torch has made a state for each trained parameter; some may have none there.
+                state["state"] = {
+                    key: its
+                    for key, its in state["state"].items()
+                    if any(each.startswith(f"{name}.state.{key}.") for each in saved)
+                }
         load_sharded(states, directory)
         for name, state in states.items():
             self.load(name, state)
@@ -176,6 +204,12 @@ def is_consolidated(part: Any) -> bool:
     torch's ZeroRedundancyOptimizer does so: on other ranks its `state_dict` raises.
     """
     return hasattr(part, "consolidate_state_dict")
+
+
+def _without_wrappers(name: str) -> str:
+    """Return a parameter's name as torch saves it, without what wraps parts of its model."""
+    wrappers = ("_checkpoint_wrapped_module", "_orig_mod")
+    return ".".join(each for each in name.split(".") if each not in wrappers)
 
 
 def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
