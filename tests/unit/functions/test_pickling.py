@@ -37,8 +37,14 @@ class Model:
     def size(self, number):
         return factorial(number)
 
+    @functools.cached_property
+    def seven(self):
+        return factorial(7)
+
 def train():
-    return factorial(4), Model().size(5), Model.size.cache_parameters()
+    model = Model()
+    sizes = factorial(4), model.size(5), model.seven, vars(model)["seven"]
+    return sizes, Model.size.cache_parameters()
 """
 
 
@@ -48,7 +54,7 @@ def test_a_function_with_a_cache_travels_as_one_without() -> None:
     pickled = pickled_with(names["train"], value=names["train"])
     names["factorial"](4)
     again = pickle.loads(pickled)
-    assert again() == (24, 120, {"maxsize": 3, "typed": True})
+    assert again() == ((24, 120, 5040, 5040), {"maxsize": 3, "typed": True})
     assert again.__globals__["factorial"] is not names["factorial"]
     # One of a module that all have travels by name.
     assert pickle.loads(dumps(urlsplit)) is urlsplit

@@ -51,6 +51,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # noqa: TID251  # it 
         if isinstance(value, _CACHED) and _is_by_value(value):
             # It would name itself, in a module that other processes don't have.
             return restored_cache, (value.__wrapped__, value.cache_parameters())
+        if type(value) is functools.cached_property:
+            # Until Python 3.12 it has a lock.
+            return functools.cached_property, (value.func,), {"attrname": value.attrname}
         if not isinstance(value, CodeType):
             return super().reducer_override(value)
         make, arguments = self.dispatch_table[CodeType](value)
