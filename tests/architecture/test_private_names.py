@@ -42,6 +42,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.checkpoint.state_dict": ("_init_optim_state",),
         "torch.distributed.distributed_c10d": ("_get_default_store", "_world"),
         "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
+        "torch.optim.lr_scheduler.LRScheduler": ("_opt_called",),
         "torch.serialization": ("_get_layout",),
         "torch.utils.data.DataLoader": ("_iterator",),
         "torch.utils.tensorboard.SummaryWriter": ("_get_file_writer",),
@@ -297,8 +298,8 @@ def has(owner, name):
         return True
     if not inspect.isclass(owner):
         return False
-    # An attribute that only objects have is set by a method.
-    return any(re.search(rf"self\.{name}\b", source_of(base)) for base in owner.__mro__)
+    # An attribute that only objects have, of this class or another one, is set by a method.
+    return any(re.search(rf"\.{name}\b", source_of(base)) for base in owner.__mro__)
 
 @functools.cache
 def source_of(cls):

@@ -45,6 +45,9 @@ has yet to make."""
 PARAMETER_CLONE: Any = torch._C.TensorBase.clone
 """The function that a `TorchFunctionMode` sees when `copy.deepcopy` copies a parameter."""
 
+SET_BY_SCHEDULERS = ("step", "_opt_called")
+"""The attributes that a scheduler gives its optimizer, whose class doesn't name them."""
+
 SHARD_LIST_GLOBALS = frozenset(
     {
         *(

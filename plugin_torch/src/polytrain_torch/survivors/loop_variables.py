@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polytrain.extension import is_installed
 from polytrain_torch.loaders.prepared import generators_of_data
+from polytrain_torch.private import SET_BY_SCHEDULERS
 from polytrain_torch.randomness import seed_in
 from polytrain_torch.survivors.byte_code import (
     body_after,
@@ -258,10 +259,8 @@ def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
 _OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
 """Also "training": the loop sets it itself, before an evaluation and after."""
 
-_OF_ANY_OPTIMIZER = frozenset(
-    # Schedulers set these.
-    (*vars(torch.optim.SGD([torch.nn.Parameter()])), "step", "_opt_called")
-)
+
+_OF_ANY_OPTIMIZER = frozenset((*vars(torch.optim.SGD([torch.nn.Parameter()])), *SET_BY_SCHEDULERS))
 
 
 def _loops_over(frame: FrameType, function: Any) -> frozenset[int]:
