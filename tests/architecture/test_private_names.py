@@ -37,6 +37,9 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             "_reduce_scatter_base",
         ),
         "torch.distributed.ProcessGroupGloo._Options": ("_timeout",),
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": (
+            "_checkpoint_wrapped_module",
+        ),
         "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
         "torch.distributed.checkpoint.metadata": ("_MEM_FORMAT_ENCODING",),
         "torch.distributed.checkpoint.state_dict": ("_init_optim_state",),

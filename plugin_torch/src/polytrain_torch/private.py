@@ -71,6 +71,11 @@ SHARD_LIST_GLOBALS = frozenset(
 """(module, name) of all globals that a sharded checkpoint's metadata is pickled with."""
 
 
+WRAPPERS_IN_NAMES = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
+"""What activation checkpointing and `torch.compile` add to the names of parameters, and torch
+leaves out of sharded states."""
+
+
 def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module inside a wrapper of `torch.compile`; None if `module` is no wrapper.
 

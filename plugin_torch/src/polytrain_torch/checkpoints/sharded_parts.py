@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
 from polytrain_torch.models.parallel import unwrapped
+from polytrain_torch.private import WRAPPERS_IN_NAMES
 
 State = dict[str, Any]
 
@@ -208,8 +209,7 @@ def is_consolidated(part: Any) -> bool:
 
 def _without_wrappers(name: str) -> str:
     """Return a parameter's name as torch saves it, without what wraps parts of its model."""
-    wrappers = ("_checkpoint_wrapped_module", "_orig_mod")
-    return ".".join(each for each in name.split(".") if each not in wrappers)
+    return ".".join(each for each in name.split(".") if each not in WRAPPERS_IN_NAMES)
 
 
 def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
