@@ -708,6 +708,17 @@ def test_a_training_without_such_uses_adds_no_weights_up(
     within(train)
 
 
+def test_weights_that_are_moved_to_where_they_are_stay_as_they_are() -> None:
+    """Lightning moves its module to the CPU when it ends, also after an error."""
+    model = torch.nn.Linear(2, 1)
+    parts = LiveParts({"model": model})
+    parts.sample()
+    model.cpu()
+    assert parts.sample() == ()
+    model.double()
+    assert parts.sample()
+
+
 def test_code_without_a_module_reads_the_weights() -> None:
     model = torch.nn.Linear(2, 3)
     LiveParts({"model": model}).sample()

@@ -33,7 +33,10 @@ def _read(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _set(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    _note()
+    # A module that is moved to where it is gets what it has.
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    if not (is_plain and value.device == parameter.device and value.is_set_to(parameter)):
+        _note()
     _DATA.__set__(parameter, value)
 
 
