@@ -14,7 +14,7 @@ from tests.addresses import SECRET, WITH_A_SECRET
 from tests.faulty_storage import ERROR, Faults, FaultyFileSystem, FromThenOn
 from tests.object_storage import Bucket
 
-from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer
+from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer, report
 from polytrain.storage.location import Location, refusal
 
 INLINE = ScalingConfig(num_workers=0)
@@ -138,6 +138,20 @@ def test_a_full_disk_is_named_before_anything_starts(
     problem = problems(run_config=RunConfig(storage_path=tmp_path)).only("RunConfig.storage_path")
     assert problem.what == f"{str(tmp_path)!r} can't be written to (No space left on device)"
     assert "Make room there" in problem.remedy
+
+
+def test_a_finished_run_gives_its_result_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(
+        "reference",
+        lambda: report({"loss": 1.0}),
+        scaling_config=INLINE,
+        run_config=RunConfig(storage_path=tmp_path, name="mine", progress=False),
+    )
+    trainer.fit()
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
+    assert trainer.fit().metrics["loss"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,9 @@ def _directory_problems(path: Path, field: str) -> Iterator[Problem]:
             # A full file system takes empty files.
             file.write(bytes(4096))
     except OSError as error:
+        if is_full(error) and (path / "leases").is_dir():
+            # The result of a finished run needs no room, and a run that is resumed waits for it.
+            return
         yield Problem(
             field=field,
             what=f"{str(existing)!r} can't be written to ({error.strerror})",
