@@ -222,12 +222,17 @@ def test_a_log_on_a_full_disk_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.write", Failing(at=range(9), number=errno.ENOSPC))
-    with WorkerOutput(tmp_path / "logs", retry_s=0) as output:
+    monkeypatch.setattr("polytrain.storage.calls._sleep", no_wait)
+    with WorkerOutput(tmp_path / "logs", retry_s=600) as output:
         output.write(wrote("one\n"))
         output.write(wrote("two\n"))
     assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "No space left" in caplog.text
+
+
+def no_wait(*_: object) -> None:
+    raise AssertionError("a run that has ended is held up by its logs")
 
 
 class Failing:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.calls import StorageHealth, is_temporary, retry
+from polytrain.storage.calls import StorageHealth, is_full, is_temporary, retry
 
 _KEPT = 32 << 20
 """Maximum bytes that wait for the storage; beyond that the oldest are dropped."""
@@ -63,7 +63,7 @@ class RankLog:
                 self._leave_out(len(self._unwritten) - _KEPT, error)
 
     def close(self, *, deadline: float, health: StorageHealth | None = None) -> None:
-        """Write the kept text, and release the file.
+        """Write the kept text, and release the file. A full disk isn't waited for.
 
         Args:
             deadline: the `time.monotonic()` after which writing isn't retried.
@@ -78,6 +78,8 @@ class RankLog:
                     what=str(self._path),
                     health=health,
                     proves_health=False,
+                    # Room may take long to make, and the run has ended.
+                    passes=lambda error: is_temporary(error) and not is_full(error),
                 )
             except OSError as error:
                 self._leave_out(len(self._unwritten), error)
