@@ -135,6 +135,9 @@ class Failure(ShortRepr):
     since_s: float = 0.0
     """Detection latency in seconds; 0 if unknown."""
 
+    late: frozenset[int] = frozenset()
+    """Ranks that were late to start; empty if any rank may have kept the others waiting."""
+
     @property
     def where(self) -> str:
         """The rank, with another machine's address; empty if the failure isn't that of one rank."""

@@ -203,6 +203,7 @@ def test_a_rank_that_makes_no_offer_is_named(timeout_s: float | None) -> None:
     assert isinstance(found, FailAttempt)
     assert (found.failure.kind, found.failure.rank) == (FailureKind.STARTUP, 1)
     assert "has not made an offer" in found.failure.message
+    assert found.failure.late == {1}
     assert found.failure.stacks[1] == "stack of 1"
 
 
@@ -214,6 +215,8 @@ def test_ranks_that_dont_join_are_named() -> None:
     assert isinstance(found, FailAttempt)
     assert found.failure.rank is None
     assert str(found.failure).startswith("ranks 0 and 1 have not joined the others in time")
+    # They wait for each other.
+    assert not found.failure.late
     assert found.failure.stacks == {0: "stack of 0", 1: "stack of 1"}
     assert "doctor" not in str(found.failure)
 

@@ -30,6 +30,7 @@ class Play:
         config = FailureConfig(max_failures=max_failures, node_cooldown_s=node_cooldown_s)
         first = begin(State(world_size=world_size, policy=FailurePolicy(config=config)))
         self.state = first.state
+        self.now = 0.0
         self.actions: list[Action] = list(first.actions)
         self.latest: tuple[Action, ...] = first.actions
         self.reason = first.reason
@@ -43,7 +44,7 @@ class Play:
                 self.state = note(self.state, event) or self.state
                 self.latest, self.reason = (), ""
                 continue
-            transition = step(self.state, event)
+            transition = step(self.state, event, now=self.now)
             self.state, self.latest = transition.state, transition.actions
             self.reason = transition.reason
             self.actions += transition.actions

@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.unit.checkpoint.checkpoints import manifest
 from tests.unit.run.play import Play, exited, offered, placed, raised, reported, storage_failure
 
-from polytrain.checkpoint.parts import PartStaged
+from polytrain.checkpoint.parts import Committed, PartStaged
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -538,11 +539,74 @@ def test_a_node_that_joins_and_cannot_begin_ends_no_run(
 
 
 def test_all_nodes_that_join_are_left_if_ranks_do_not_find_each_other() -> None:
+    """They wait for each other, so nobody knows on which of them it fails."""
+    assert grown().tell(late(), *killed(4, 1)).latest[-1] == without_nodes(1, 2, 3)
+
+
+@pytest.mark.parametrize(("ranks", "left"), [({2, 3}, (2, 3)), ({3}, (3,))])
+def test_nodes_whose_ranks_are_late_by_themselves_are_left(
+    ranks: set[int], left: tuple[int, ...]
+) -> None:
+    assert grown().tell(late(*ranks), *killed(4, 1)).latest[-1] == without_nodes(*left)
+
+
+def test_ranks_that_are_late_where_the_run_has_trained_are_no_fault_of_another_node() -> None:
+    play = grown().tell(late(0, 1, 2), *killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_an_error_of_every_rank_is_no_fault_of_a_node() -> None:
+    message = "RuntimeError: batch can't be divided by 4"
+    play = grown().tell(*(raised(rank, message, attempt=1) for rank in (2, 0, 1, 3)))
+    play.tell(*killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_an_error_where_the_run_has_trained_is_counted_whichever_rank_is_first() -> None:
+    play = grown().tell(raised(2, "RuntimeError: a", attempt=1))
+    play.tell(raised(0, "RuntimeError: b", attempt=1), *killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_errors_that_follow_on_other_ranks_do_not_excuse_a_node() -> None:
+    broken = Failure(kind=FailureKind.CONNECTION_LOST, rank=0, message="ConnectionError: reset")
+    play = grown().tell(raised(2, attempt=1), Failed(attempt=1, failure=broken), *killed(4, 1))
+    assert play.latest[-1] == without_nodes(2)
+
+
+def test_an_attempt_that_has_trained_for_long_without_a_report_is_counted() -> None:
     play = grown()
-    play.tell(failed(None, FailureKind.STARTUP, "ranks 0 and 3 have not joined"), *killed(4, 1))
-    assert play.latest[-1] == AcquireWorkers(
-        avoid={f"node-{number}": math.inf for number in (1, 2, 3)}
+    play.now = 3600.0
+    play.tell(raised(2, attempt=1), *killed(4, 1))
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def test_only_some_nodes_in_a_row_that_cannot_begin_are_free() -> None:
+    """An autoscaler may replace each by another that can't begin either."""
+    play = Play(2, max_failures=0).launched().training().tell(reported(0, 1))
+    for number in range(6):
+        assert not isinstance(play.state.phase, Concluded)
+        attempt = play.state.attempt
+        play.tell(RESIZE, Drained(attempt=attempt, rank=0), *killed(2, attempt))
+        play.tell(AgentsPlaced(nodes=("node-0", "node-0", f"new-{number}"))).training()
+        play.tell(raised(2, attempt=attempt + 1), *killed(3, attempt + 1))
+        if number < 5:
+            play.tell(placed(2)).training().tell(
+                reported(0, number + 2, attempt + 2),
+                Committed(manifest=manifest(2, step=number + 2), stamps={}),
+            )
+    assert play.conclusion().reason == "max_failures=0 allows no restart"
+
+
+def late(*ranks: int) -> Failed:
+    failure = Failure(
+        kind=FailureKind.STARTUP, rank=None, message="ranks are late", late=frozenset(ranks)
     )
+    return Failed(attempt=1, failure=failure)
+
+
+def without_nodes(*numbers: int) -> AcquireWorkers:
+    return AcquireWorkers(avoid={f"node-{number}": math.inf for number in numbers})
 
 
 @pytest.mark.parametrize(

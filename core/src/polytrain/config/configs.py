@@ -225,7 +225,8 @@ class FailureConfig(Config):
     ] = 0
     """Failed attempts in a row that the run survives; -1 for any number. The count begins again
     with each reported checkpoint that was committed since the failure before. Preemptions don't
-    count."""
+    count, and neither do the first five attempts in a row that end because a node which has joined
+    the run can't begin."""
 
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
     """Whether exceptions of the training function are retried. By default they are, unless the same

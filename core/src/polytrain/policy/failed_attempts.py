@@ -129,7 +129,7 @@ class FailedAttempt:
     """Nodes on which processes were lost."""
 
     unfit: frozenset[str] = frozenset()
-    """Nodes that had just joined the run, and couldn't begin: they get no workers any more."""
+    """Nodes that had just joined the run, and couldn't begin; empty if that is counted."""
 
     diverged: Diverged | None = None
     """What a rank's report has shown, if training has diverged."""

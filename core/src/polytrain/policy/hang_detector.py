@@ -164,9 +164,9 @@ class HangDetector:
             return None
         self._request = None
         about, stacks = request.about, dict(sorted(request.stacks.items()))
-        since_s = 0.0
+        since_s, late = 0.0, frozenset[int]()
         match about:
-            case Failure(kind=kind, rank=rank, message=message):
+            case Failure(kind=kind, rank=rank, message=message, late=late):
                 self._rendezvous = None
             case Hung(rank=rank, reason=message) if self._is_confirmed(about, status):
                 kind, since_s = FailureKind.HANG, self._quiet_s(about.ranks, now)
@@ -183,6 +183,7 @@ class HangDetector:
             message=message,
             stacks={} if is_network else stacks,
             since_s=since_s,
+            late=late,
         )
         return FailAttempt(failure=failure, stacks=stacks)
 
@@ -204,6 +205,7 @@ class HangDetector:
             return Failure(
                 kind=FailureKind.STARTUP,
                 rank=waiting[0] if len(waiting) == 1 else None,
+                late=frozenset(waiting),
                 message=(
                     f"{have(waiting)} not loaded the data and the starting checkpoint within "
                     f"{self.config.load_timeout_s:g} s. Look whether the data and the storage can "
@@ -220,6 +222,8 @@ class HangDetector:
         return Failure(
             kind=FailureKind.STARTUP,
             rank=missing[0] if len(missing) == 1 else None,
+            # Once all have made their offers, they wait for each other.
+            late=frozenset(missing if status.offered is not None else ()),
             message=f"{have(missing)} not {what} in time ({limit}){hint}",
         )
 

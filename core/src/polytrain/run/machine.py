@@ -11,7 +11,7 @@ end, to resize, move or stop, the attempt makes a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rpds import HashTrieMap
@@ -44,7 +44,12 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.notices import PreemptionInfo, earliest
-from polytrain.policy.failed_attempts import NOT_JOINED, failed_attempt, is_crash
+from polytrain.policy.failed_attempts import (
+    NOT_JOINED,
+    FailedAttempt,
+    failed_attempt,
+    is_crash,
+)
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,
@@ -83,6 +88,9 @@ _AT_THE_BEGINNING = (
     FailureKind.OUT_OF_MEMORY,
     FailureKind.WORKER_LOST,
 )
+
+# Attempts in a row that end by such nodes and aren't counted: others may follow without end.
+_UNFIT_IN_A_ROW = 5
 
 # Failures that a node may have caused.
 _OF_A_NODE = (
@@ -498,8 +506,10 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         diverged=ending.diverged,
     )
     root = failure_of_attempt.root
-    unfit = _unfit_nodes(state, root)
-    failure_of_attempt = replace(failure_of_attempt, unfit=unfit)
+    unfit = _unfit_nodes(state, failure_of_attempt, failures)
+    before = state.attempts[-_UNFIT_IN_A_ROW:]
+    if len(before) < _UNFIT_IN_A_ROW or not all(attempt.unfit for attempt in before):
+        failure_of_attempt = replace(failure_of_attempt, unfit=unfit)
     attempts = (*state.attempts, failure_of_attempt)
     losses = state.losses
     if unfit:
@@ -535,22 +545,34 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     return replace(after, actions=(ended, *after.actions))
 
 
-def _unfit_nodes(state: State, root: Failure) -> frozenset[str]:
+def _unfit_nodes(
+    state: State, failed: FailedAttempt, failures: Sequence[Failure]
+) -> frozenset[str]:
     """Return the nodes that have joined a run which has trained, and can't begin to train.
 
     They may lack a package, a library or memory, or be behind a firewall. They must not end a run
-    that goes on without them.
+    that goes on without them. What also fails elsewhere is no fault of theirs.
     """
+    root = failed.root
     known = state.trained_on.union(loss.node for loss in state.losses if loss.is_last)
     joined = frozenset(state.nodes) - known
-    if state.has_reported or not state.trained_on or root.kind not in _AT_THE_BEGINNING:
+    if failed.has_trained or failed.on_every_rank or not state.trained_on:
         return frozenset()
-    if root.rank is None:
-        # Several ranks haven't joined each other, or have no process.
-        return joined
+    if root.kind not in _AT_THE_BEGINNING:
+        return frozenset()
     if root.kind is FailureKind.WORKER_LOST and not is_crash(root.message):
         return frozenset()
-    return joined.intersection(state.nodes[root.rank : root.rank + 1])
+    if root.rank is None and not root.late:
+        # Several ranks haven't joined each other.
+        return joined
+    ranks = set(root.late)
+    for failure in failures:
+        # A lost process makes its peers fail, and so does a rank's own exception.
+        is_own = not root.kind.is_loss and failure.kind is not FailureKind.CONNECTION_LOST
+        if failure.rank is not None and (failure is root or is_own):
+            ranks.add(failure.rank)
+    nodes = {state.nodes[rank] for rank in ranks if rank < len(state.nodes)}
+    return frozenset(nodes) if nodes <= joined else frozenset()
 
 
 def _after_planned_end(state: State, now: float) -> Transition:
