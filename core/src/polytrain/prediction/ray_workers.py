@@ -22,7 +22,7 @@ from polytrain.prediction.scheduling import (
     WorkerReady,
     Workers,
 )
-from polytrain.ray_api.state import free_resources, living_nodes
+from polytrain.ray_api.state import free_resources, living_nodes, with_placement
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +93,8 @@ class RayWorkers(Workers):
         """
         self._count = count
         self._demand = "1 CPU and 1 GPU" if use_gpu else "1 CPU"
-        # Not in the placement group of an actor that predicts, which holds what the group has.
-        self._actor = ray.remote(num_cpus=1, num_gpus=int(use_gpu), scheduling_strategy="DEFAULT")(
-            _Worker
-        )
+        options = with_placement({"num_cpus": 1, "num_gpus": int(use_gpu)})
+        self._actor = ray.remote(**options)(_Worker)
         pickled, self._references = task
         self._task = ray.put(pickled)
         self._rows_of = rows_of

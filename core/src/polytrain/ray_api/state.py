@@ -15,6 +15,20 @@ _ANSWERS_WITHIN_S = 2.0
 """Seconds after which a node counts as one that doesn't answer."""
 
 
+def with_placement(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's options with where Ray places it, if an actor in a placement group starts it.
+
+    By default it is in the same group. If that has only the actor's bundle, as that of most trials
+    of Ray Tune, it would wait for ever for what the actor holds.
+    """
+    if "placement_group" in options or "scheduling_strategy" in options:
+        return dict(options)
+    group = ray.util.get_current_placement_group()
+    if group is None or len(group.bundle_specs) > 1:
+        return dict(options)
+    return {**options, "scheduling_strategy": "DEFAULT"}
+
+
 def death_of_node(node_id: str) -> str | None:
     """Return Ray's reason for a node's death; None if it isn't dead."""
     for node in _nodes():

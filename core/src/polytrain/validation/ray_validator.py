@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from polytrain.functions.pickling import dumps, pickled_error
+from polytrain.ray_api.state import with_placement
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, call
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,7 @@ class RayValidator:
         """
         self._function = function
         self._references = list(references)
-        # Not in the placement group of an actor that calls `fit()`, such as a trial of Ray Tune:
-        # the actor holds what the group has.
-        placed = {"scheduling_strategy": "DEFAULT", **options}
+        placed = with_placement(options)
         # The task streams two items: the first shows that it has its resources, then the metrics.
         self._task: Any = ray.remote(_validated).options(**placed, num_returns="streaming")
         self._lock = threading.Lock()
