@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.run.driver import BEGAN, Driver, FakeGroup
 
+import polytrain.checkpoint.manager
 import polytrain.run
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.parts import PartVoid
@@ -335,6 +336,127 @@ def test_a_void_part_takes_back_a_checkpoint_that_lacks_it(
     assert run.conclude().succeeded
     assert run.committed == []
     assert run.manager.checkpoints == []
+
+
+def void(rank: int) -> PartVoid:
+    return PartVoid(attempt=0, rank=rank, checkpoint=0, reason="'model' was written to")
+
+
+@pytest.mark.parametrize(
+    ("of", "merges_files", "late", "has_next"),
+    [(0, True, 1, False), (0, True, 1, True), (1, True, 2, False), (1, False, 0, False)],
+    ids=["rank 0's part", "after the next commit", "another rank's part", "every rank writes"],
+)
+def test_a_rank_that_is_late_for_a_void_checkpoint_does_not_wait_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of: int,
+    merges_files: bool,
+    late: int,
+    has_next: bool,
+) -> None:
+    """Otherwise its report would wait for ever once `max_in_flight` is reached."""
+    kind = CheckpointKind.ONE_RANK if merges_files else CheckpointKind.EVERY_RANK
+    run = driver(tmp_path, monkeypatch, world_size=3, merges_files=merges_files, kind=kind)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        others = [rank for rank in range(3) if rank != late]
+        events: list[AgentEvent] = [run.staged(rank, 0) for rank in others]
+        if of != 0 and late != 0:
+            events.append(run.stored(0, 0, model="0"))
+        events.append(void(of))
+        if has_next:
+            events += [run.staged(0, 1), run.stored(0, 1, model="1")]
+        events.append(run.staged(late, 0))
+        if not merges_files:
+            events.append(run.stored(late, 0, of_late="0"))
+        return [*events, *run.all_done()]
+
+    run.life = life
+    assert run.conclude().succeeded
+    late_calls = [call for call in run.group.calls if call[0] in ("store_rest", "acknowledge")]
+    expected: list[tuple[object, ...]] = [("acknowledge", 0, [late])]
+    if merges_files:
+        # Its agent deletes what it has staged.
+        expected.insert(0, ("store_rest", late, 0, None))
+    assert late_calls[-len(expected) :] == expected
+    assert run.committed == ([["model"]] if has_next else [])
+
+
+def test_a_part_that_is_stored_after_its_checkpoint_was_left_out_is_no_mismatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, world_size=3)
+    run.life = lambda order: [
+        *(run.staged(rank, 0) for rank in range(3)),
+        run.stored(0, 0, of_0="0"),
+        void(2),
+        run.staged(0, 1),
+        run.stored(0, 1, of_0="1"),
+        run.stored(1, 0, of_1="0"),
+        run.staged(1, 1),
+        run.stored(1, 1, of_1="1"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["of_0", "of_1"]]
+
+
+def test_a_commit_under_way_is_taken_back_if_a_part_turns_out_to_be_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        # As with a thread: its results wait until all events are handled.
+        run.group.is_inline = False
+        return [
+            run.staged(0, 0),
+            run.stored(0, 0, of_0="0"),
+            run.staged(1, 0),
+            void(1),
+            *run.all_done(),
+        ]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.committed == []
+    assert run.manager.checkpoints == []
+    assert lines(tmp_path, "Committed") == []
+
+
+def test_a_rank_far_behind_rank_0_waits_for_nothing_that_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports more rarely than rank 0, whose files of so old a checkpoint aren't known."""
+    monkeypatch.setattr(polytrain.checkpoint.manager, "_REMEMBERED", 1)
+    run = driver(tmp_path, monkeypatch)
+
+    def of_rank_0(number: int) -> list[AgentEvent]:
+        return [run.staged(0, number), run.stored(0, number, model=f"{number}")]
+
+    run.life = lambda order: [
+        *(event for number in range(3) for event in of_rank_0(number)),
+        run.staged(1, 0),
+        # Now it adds a file, and checkpoints wait for it, however many there are.
+        run.staged(1, 1),
+        run.stored(1, 1),
+        run.staged(1, 2),
+        run.stored(1, 2, of_1="2"),
+        *(event for number in range(3, 6) for event in of_rank_0(number)),
+        *(
+            event
+            for number in range(3, 6)
+            for event in (run.staged(1, number), run.stored(1, number, of_1=f"{number}"))
+        ),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    known = [(1, number, ["model"]) for number in range(1, 6)]
+    assert run.group.of("store_rest") == [(1, 0, None), *known]
+    acknowledged = [number for number, ranks in run.group.of("acknowledge") if 1 in ranks]
+    assert acknowledged == [0, 1, 2, 3, 4, 5]
+    assert run.committed == [["model"]] * 2 + [["model", "of_1"]] * 4
 
 
 def test_a_driver_without_its_lease_commits_nothing_and_ends_at_once(

@@ -28,7 +28,7 @@ _LAST = 8
 deletes it, at the latest the second."""
 
 _REMEMBERED = 256
-"""Number of rank 0's newest checkpoints with which late parts are compared."""
+"""Number of rank 0's newest checkpoints with which late parts are compared, at least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +85,9 @@ class CheckpointManager:
 
     _staged: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks that have staged a part which isn't stored yet."""
+
+    _dropped: set[int] = field(default_factory=set)
+    """Numbers of this attempt's checkpoints that were dropped."""
 
     _files_of_rank_0: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Number → name → SHA-256, of the newest checkpoints of this attempt."""
@@ -146,6 +149,7 @@ class CheckpointManager:
         self.world_size = world_size
         self._parts.clear()
         self._staged.clear()
+        self._dropped.clear()
         self._files_of_rank_0.clear()
         self._last_complete, self._has_grown = -1, False
         everybody = set(range(world_size))
@@ -162,7 +166,7 @@ class CheckpointManager:
 
     def expect(self, rank: int, number: int) -> None:
         """Note that a rank has staged its part: the checkpoint isn't complete without it."""
-        if number > self._last_complete:
+        if number > self._last_complete and number not in self._dropped:
             self._staged.setdefault(number, set()).add(rank)
 
     def expect_no_more(self, rank: int) -> None:
@@ -173,6 +177,16 @@ class CheckpointManager:
     def stored_files(self, number: int) -> Mapping[str, str] | None:
         """Return name → SHA-256 of rank 0's stored files of a checkpoint; None if unknown."""
         return self._files_of_rank_0.get(number)
+
+    def is_dropped(self, number: int) -> bool:
+        """Return whether a checkpoint of this attempt was dropped."""
+        return number in self._dropped
+
+    def is_over(self, number: int) -> bool:
+        """Return whether a part that is staged now is added to nothing, and compared with nothing:
+        its checkpoint was dropped, or is older than rank 0's files that are remembered."""
+        is_forgotten = number < self._last_complete and number not in self._files_of_rank_0
+        return is_forgotten or number in self._dropped
 
     def ranks_of(self, number: int) -> frozenset[int]:
         """Return the ranks whose parts of a checkpoint are stored."""
@@ -199,8 +213,9 @@ class CheckpointManager:
         Returns:
             Its directory, for the caller to delete, if it was committed.
         """
-        self._parts.pop(number, None)
-        self._staged.pop(number, None)
+        self._dropped.add(number)
+        for known in (self._parts, self._staged, self._files_of_rank_0):
+            known.pop(number, None)
         directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
         for manifest in self.checkpoints:
             if manifest.directory == directory:
@@ -218,9 +233,13 @@ class CheckpointManager:
         self.next_number = max(self.next_number, number + 1)
         self._staged.get(number, set()).discard(part.rank)
         adds_files = self.merges_files and part.rank != 0 and bool(part.files)
+        if adds_files:
+            self._writers.add(part.rank)
+        if number in self._dropped:
+            return
         if part.rank == 0:
             self._files_of_rank_0[number] = {file.name: file.sha256 for file in part.files}
-            _forget_the_oldest(self._files_of_rank_0)
+            self._forget_old_files()
         if number < self._last_complete:
             if adds_files:
                 name = part.files[0].name
@@ -233,9 +252,14 @@ class CheckpointManager:
                 )
             return
         if adds_files:
-            self._writers.add(part.rank)
             self._has_grown = self._has_grown or number == self._last_complete
         self._parts.setdefault(number, {})[part.rank] = part
+
+    def _forget_old_files(self) -> None:
+        """Forget rank 0's files of old checkpoints that wait for no other rank's part."""
+        known = self._files_of_rank_0
+        while len(known) > _REMEMBERED and (oldest := min(known)) < self._last_complete:
+            del known[oldest]
 
     def of_state(self, part: PartStored, *, is_rescue: bool) -> Manifest:
         """Return the manifest of a whole checkpoint that one rank has written for all."""
@@ -487,8 +511,3 @@ def with_validations(manifests: Sequence[Manifest], validations: Validations) ->
         else replace(each, metrics=validations.metrics_of(each.directory, each.metrics))
         for each in manifests
     ]
-
-
-def _forget_the_oldest(known: dict[int, Any]) -> None:
-    while len(known) > _REMEMBERED:
-        del known[min(known)]

@@ -203,6 +203,9 @@ class CheckpointCoordinator:
             self.manager.expect(rank, number)
             self._waiting.setdefault(number, set()).add(rank)
             self._release(number)
+        if self.manager.is_over(number):
+            # Nothing else comes for it that would be acknowledged.
+            self._acknowledge(part.attempt, number, (rank,))
         if self._tracker is None:
             return None
         self._tracker.part_staged(rank, waits=part.waits, now=time.monotonic())
@@ -243,10 +246,10 @@ class CheckpointCoordinator:
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.submit(commit, attempt=manifest.attempt_id.attempt)
 
-    def _release(self, number: int, *, is_void: bool = False) -> None:
-        """Store or drop the other ranks' parts, once rank 0's part is known."""
-        files = None if is_void else self.manager.stored_files(number)
-        if files is None and not is_void and not self._rank_0_is_gone:
+    def _release(self, number: int) -> None:
+        """Store the other ranks' parts once rank 0's is stored; drop them if it won't be."""
+        files = self.manager.stored_files(number)
+        if files is None and not self._rank_0_is_gone and not self.manager.is_over(number):
             return
         ranks = self._waiting.pop(number, None)
         if ranks:
@@ -277,8 +280,9 @@ class CheckpointCoordinator:
     def _committed(self, committed: Committed, good_step: int | None) -> None:
         manifest = committed.manifest
         attempt = manifest.attempt_id.attempt
-        if not is_good(manifest, self.manager.divergences):
-            # A rank has found meanwhile that training had diverged.
+        is_dropped = self.manager.is_dropped(manifest.number)
+        if is_dropped or not is_good(manifest, self.manager.divergences):
+            # Meanwhile a part has proved void, or a rank has found that training had diverged.
             self._acknowledge(attempt, manifest.number, committed.ranks)
             self.background_tasks.submit(partial(self._delete, [manifest.directory]))
             return
@@ -386,8 +390,8 @@ class CheckpointCoordinator:
             part.rank,
             part.reason,
         )
-        self._release(part.checkpoint, is_void=True)
         directory = self.manager.drop(part.checkpoint, part.attempt)
+        self._release(part.checkpoint)
         if directory is not None:
             self.background_tasks.submit(partial(self._delete, [directory]))
         everybody = range(self.manager.world_size)
