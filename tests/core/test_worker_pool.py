@@ -472,6 +472,31 @@ def test_a_node_on_which_agents_die_gets_no_more_while_nodes_connect() -> None:
     assert nodes(pool) == ["a", "b"]
 
 
+def test_an_elastic_run_begins_elsewhere_if_agents_die_before_others_arrive() -> None:
+    """A broken node fails in a second, and others import for longer."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    [good, *_] = cluster.waiting
+    for _ in range(4):
+        cluster.lose(pool, [each for each in cluster.waiting if each is not good][0], node="b")
+    cluster.arrive(pool, good, "a")
+    while cluster.now < 60 and not cluster.sizes():
+        cluster.now += 10
+        pool.look_at_the_clock()
+    assert (cluster.sizes(), cluster.failures()) == ([1], [])
+
+
+def test_an_elastic_run_ends_if_agents_die_on_all_nodes() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for node in "b" * 4 + "a" * 4:
+        cluster.lose(pool, next(iter(cluster.waiting)), node=node)
+    [failure] = cluster.failures()
+    assert failure.startswith("4 agents in a row were lost")
+
+
 def test_an_elastic_run_with_devices_begins_without_agents_that_die(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

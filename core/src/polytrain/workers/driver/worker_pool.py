@@ -268,7 +268,9 @@ class WorkerPool:
             self._why_failed = gone.reason
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
         if reason is not None and self._goes_without(gone, reason):
-            self._placing.room, reason = self.agents.up, None
+            reason = None
+            if self._has_enough:
+                self._placing.room = self.agents.up
         if reason is None:
             self._start_if_complete()
             self._ask_for_reserved()
@@ -277,7 +279,9 @@ class WorkerPool:
 
     def _goes_without(self, gone: Gone, reason: str) -> bool:
         """Return whether the run goes on without agents that die while they start; say so."""
-        if gone.kind is FailureKind.STARTUP or not self._has_enough:
+        if gone.kind is FailureKind.STARTUP:
+            return False
+        if not self._has_enough and not self._has_nodes_besides(gone.node):
             return False
         if gone.node is None:
             logger.warning("No more workers are requested: %s.", reason)
@@ -287,6 +291,12 @@ class WorkerPool:
             self._avoided.add(gone.node)
             self._losses = 0
         return True
+
+    def _has_nodes_besides(self, node: str | None) -> bool:
+        """Return whether the run may begin without a node: where agents start, they take longer."""
+        if node is None or not self._scaling.is_elastic:
+            return False
+        return bool(self._cluster.living_nodes().keys() - self._avoided.nodes - {node})
 
     def _fail(self, reason: str) -> None:
         self._placing = None
