@@ -389,6 +389,39 @@ def test_the_next_driver_keeps_what_its_predecessor_has_not_validated(
     assert manager.superseded() == [older.directory]
 
 
+def test_a_validation_whose_checkpoint_a_restart_has_undone_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.validation = None
+    assert run.conclude().succeeded
+    manager, journal = run.manager, Mock()
+    manager.validations = Validations()
+    [newest] = manager.checkpoints[-1:]
+    manager.validations.request(Validation(checkpoint=newest.directory, step=newest.step))
+    is_undone, has_ended = threading.Event(), threading.Event()
+
+    def validate(task: ValidationTask) -> NotValidated:
+        assert is_undone.wait(60)
+        return NotValidated(reason="FileNotFoundError: it is gone")
+
+    with ValidationCoordinator(
+        config=run.validation_config,
+        manager=manager,
+        journal=journal,
+        mailbox=Mock(put=lambda _: has_ended.set()),
+    ) as own:
+        own.validator = FakeValidator(validate)
+        assert own.take() == []
+        manager.validations.drop_after(newest.step - 1)
+        is_undone.set()
+        assert has_ended.wait(60)
+        assert own.take() == []
+        assert not own.is_busy
+    assert own.all_failed == ""
+    assert not journal.write.called
+
+
 def test_a_limit_that_a_validation_meets_is_kept_for_the_next_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

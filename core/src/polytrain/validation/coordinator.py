@@ -124,7 +124,8 @@ class ValidationCoordinator(AttachedWork):
         while not self._ended.empty():
             validation, outcome = self._ended.get()
             self._running = None
-            if outcome is not None:
+            # A restart may have undone its checkpoint meanwhile.
+            if outcome is not None and self._validations.of(validation.checkpoint) is not None:
                 ended.append(self._end(validation, outcome))
         self._start_next()
         return ended
