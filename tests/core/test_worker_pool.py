@@ -479,7 +479,7 @@ def test_an_elastic_run_begins_elsewhere_if_agents_die_before_others_arrive() ->
     pool.place(avoid=NOBODY, without=NO_RANK)
     [good, *_] = cluster.waiting
     for _ in range(4):
-        cluster.lose(pool, [each for each in cluster.waiting if each is not good][0], node="b")
+        cluster.lose(pool, next(each for each in cluster.waiting if each is not good), node="b")
     cluster.arrive(pool, good, "a")
     while cluster.now < 60 and not cluster.sizes():
         cluster.now += 10
