@@ -248,9 +248,24 @@ class Momentum(torch.optim.Optimizer):
             each -= state["sum"].to(each.dtype)
 
 
+class OwnSteps(torch.optim.Adam):
+    """Counts its steps in a Python number, of which `Adam` makes a tensor when it is loaded."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups[0]["params"]:
+            state = self.state[each]
+            state["step"] = state.get("step", 0) + 1
+            state["sum"] = state.get("sum", torch.zeros(each.shape)) + each.grad.float() / 3
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "key"),
-    [(torch.optim.NAdam, torch.float64, "mu_product"), (Momentum, torch.bfloat16, "sum")],
+    [
+        (torch.optim.NAdam, torch.float64, "mu_product"),
+        (Momentum, torch.bfloat16, "sum"),
+        (OwnSteps, torch.bfloat16, "sum"),
+    ],
 )
 def test_an_optimizers_state_has_its_own_types_after_a_restart(
     run: Run, kind: Any, dtype: torch.dtype, key: str

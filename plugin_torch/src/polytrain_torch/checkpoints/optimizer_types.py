@@ -27,7 +27,9 @@ def restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
             state = optimizer.state.get(parameter, {})
             for name, value in saved["state"].get(number, {}).items():
                 own = state.get(name)
-                if isinstance(own, torch.Tensor) and own.dtype != value.dtype:
+                # A class of torch's makes a tensor of a number that a subclass counts with.
+                are_tensors = isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)
+                if are_tensors and own.dtype != value.dtype:
                     state[name] = value.to(own.device, copy=True)
 
 
