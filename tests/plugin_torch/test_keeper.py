@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from types import FrameType
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader, prepare_model
 from polytrain_torch.randomness import file_of, generators_of, generators_within
-from polytrain_torch.survivors import keeper, point_writer, points, unused_gradients
+from polytrain_torch.survivors import keeper, live_parts, point_writer, points, unused_gradients
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.live_parts import LiveParts
@@ -1197,6 +1198,80 @@ def test_what_communication_hooks_keep_is_in_no_state(within: Within) -> None:
         assert "communication hook" in str(
             why_not(powerSGD_hook.powerSGD_hook, PowerSGDState(None))
         )
+
+    within(train)
+
+
+class Passes:
+    """A model's passes, of which a keeper is told as by hooks."""
+
+    def __init__(self, model: Any, keeps: Keeper) -> None:
+        self._model, self._keeps = model, keeps
+
+    def forward(self, *, syncs: bool = True) -> torch.Tensor:
+        with nullcontext() if syncs else self._model.no_sync():
+            found: torch.Tensor = self._model(torch.ones(1, 2)).sum()
+        return found
+
+    def without_gradients(self) -> None:
+        with torch.no_grad():
+            self.forward()
+
+    def backward(self, loss: torch.Tensor, *, syncs: bool = True) -> None:
+        self._keeps.before_backward()
+        with nullcontext() if syncs else self._model.no_sync():
+            loss.backward()
+
+
+def with_a_pass_between(passes: Passes, *, syncs: bool) -> None:
+    loss = passes.forward(syncs=syncs)
+    passes.without_gradients()
+    passes.backward(loss)
+
+
+@pytest.mark.parametrize(
+    ("train_net", "are_local"),
+    [
+        (lambda net: net.backward(net.forward()), False),
+        (lambda net: net.backward(net.forward(syncs=False), syncs=False), True),
+        # DDP decides in the forward pass.
+        (lambda net: net.backward(net.forward(syncs=False)), True),
+        (lambda net: net.backward(net.forward(), syncs=False), False),
+        (lambda net: with_a_pass_between(net, syncs=True), False),
+        (lambda net: with_a_pass_between(net, syncs=False), True),
+    ],
+)
+def test_a_step_whose_gradients_ddp_has_not_averaged_is_noticed(
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+    train_net: Callable[[Passes], None],
+    are_local: bool,
+) -> None:
+    """Also if it comes after another model's backward pass, or after an accumulation."""
+
+    def train() -> None:
+        net, critic = prepare_model(torch.nn.Linear(2, 2)), prepare_model(torch.nn.Linear(2, 2))
+        its = torch.optim.SGD(net.parameters(), lr=0.1)
+        other = torch.optim.SGD(critic.parameters(), lr=0.1)
+        monkeypatch.setattr(live_parts, "dist", World(2))
+        parts = {"model": net, "optimizer": its, "critic": critic, "other": other}
+        rank = Rank(monkeypatch, fetches=False, **parts)
+        of_net, of_critic = Passes(net, rank.keeper), Passes(critic, rank.keeper)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 6:
+                break
+            of_net.backward(of_net.forward(syncs=False))
+            train_net(of_net)
+            of_net.without_gradients()
+            of_critic.backward(of_critic.forward())
+            rank.take(other)
+            assert not rank.keeper.continuation.why_not
+            rank.take(its)
+            if are_local:
+                break
+        reason = "the gradients of a step were each rank's own, by no_sync()"
+        assert rank.keeper.continuation.why_not == (reason if are_local else "")
 
     within(train)
 

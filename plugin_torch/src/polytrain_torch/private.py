@@ -191,12 +191,26 @@ def keeps_gradients(model: torch.nn.parallel.DistributedDataParallel) -> bool:
 _PLAIN_HOOKS = {allreduce_hook, bf16_compress_hook, fp16_compress_hook}
 
 
-def is_unsynchronized(model: torch.nn.parallel.DistributedDataParallel) -> bool:
-    """Return whether the last forward pass of a DDP model was one of `no_sync()`.
+def note_synchronization(model: torch.nn.parallel.DistributedDataParallel, _: Any) -> None:
+    """Note whether DDP is to average the gradients of a forward pass: a hook before each.
 
-    So was one without gradients, as in an evaluation.
+    DDP decides it there, not in the backward pass, and only if gradients are recorded. It keeps
+    that in its reducer, which can't be asked. The hook of a model that is copied is no closure.
     """
-    return not model.require_forward_param_sync
+    if torch.is_grad_enabled():
+        model.averages_last_pass = model.require_backward_grad_sync
+
+
+def is_unsynchronized(model: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether DDP doesn't average the gradients of a model's last forward pass.
+
+    Args:
+        model: `note_synchronization` is called before its forward passes.
+    """
+    # Accelerate's `trigger_sync_in_backward` sets DDP's own mark after forward passes in `no_sync`.
+    # A pass without gradients, as in an evaluation, removes it.
+    averages = getattr(model, "averages_last_pass", False)
+    return not (averages or model.require_forward_param_sync)
 
 
 def saves_plainly(module: torch.nn.Module) -> bool:

@@ -19,6 +19,7 @@ from polytrain_torch.private import (
     has_other_users,
     is_unsynchronized,
     keeps_gradients,
+    note_synchronization,
     saves_plainly,
     versions_of,
 )
@@ -109,8 +110,9 @@ class LiveParts:
         self._are_numbers = False
         """Whether these are numbers of one type."""
 
-        self._in_ddp: list[DistributedDataParallel] = []
-        """The models around or inside of the parts whose gradients DDP averages over the ranks."""
+        self._in_ddp: dict[DistributedDataParallel, frozenset[int]] = {}
+        """The models around or inside of the parts whose gradients DDP averages over the ranks,
+        with the ids of their parameters."""
 
         self._local: list[DistributedDataParallel] = []
         """Those whose gradients DDP doesn't average in the last backward pass."""
@@ -151,6 +153,8 @@ class LiveParts:
         )
         if why_not is not None:
             return why_not
+        if dist.get_world_size() > 1:
+            self._note_averaging()
         if gpus and self.compares:
             return "its ranks' parameters would have to be compared after each step, on GPUs"
         if gpus:
@@ -207,8 +211,6 @@ class LiveParts:
 
     def _unsuitable_training(self, whose: str) -> str | None:
         models = self._models()
-        if dist.get_world_size() > 1:
-            self._in_ddp = [each for each in models if not getattr(each, "is_virtual", False)]
         if any(map(keeps_gradients, models)):
             return "DDP has a communication hook that may keep gradients, or averages otherwise"
         in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
@@ -241,6 +243,13 @@ class LiveParts:
         is_known = len(found) or dist.get_world_size() == 1
         return found if is_known else [*ddp_models()]
 
+    def _note_averaging(self) -> None:
+        """Note from here on whether DDP averages the gradients of its models' forward passes."""
+        for model in self._models():
+            if not getattr(model, "is_virtual", False):
+                self._in_ddp[model] = frozenset(map(id, model.parameters()))
+                model.register_forward_pre_hook(note_synchronization)
+
     def note_local_gradients(self) -> None:
         """Note at the beginning of a backward pass whose gradients DDP isn't going to average."""
         self._local = [*filter(is_unsynchronized, self._in_ddp)]
@@ -250,8 +259,8 @@ class LiveParts:
 
         Ranks' weights differ then, and none can hand on those of another one.
         """
-        local = {id(each) for model in self._local for each in model.parameters()}
-        return bool(local) and any(id(each) in local for each in _trained_by([optimizer]))
+        trained = [id(each) for each in _trained_by([optimizer])] if self._local else []
+        return any(not self._in_ddp[model].isdisjoint(trained) for model in self._local)
 
     def _saved(self) -> set[int]:
         """Return the ids of the buffers that checkpoints have."""
