@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.checkpoint.checkpoints import ATTEMPT, directories, directory_of, manifest, store_in
 
+from polytrain.checkpoint import staging
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
 from polytrain.checkpoint.staging import Snapshots, Stamp, Stamps, is_unchanged
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
@@ -231,6 +232,21 @@ def test_a_file_that_is_rewritten_in_place_is_copied_from_the_second_time_on(
         assert stamps == {}
         overwrite(file)
         assert (snapshot / "model").read_bytes() == bytes([number]) * LARGE
+
+
+def test_of_many_files_those_are_forgotten_that_were_reported_first(
+    taker: Taker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_REMEMBERED", 8)
+    sources = [tmp_path / f"reported-{number}" for number in range(9)]
+    for source in sources:
+        source.mkdir()
+        (source / "model").write_bytes(bytes(LARGE))
+        taker.take(source)
+    for source in sources[1:]:
+        _, stamps = taker.take(source)
+        assert stamps == {}
+    assert taker.take(sources[0])[1].keys() == {"model"}
 
 
 def test_a_file_that_is_replaced_is_linked_every_time(taker: Taker, source: Path) -> None:

@@ -294,7 +294,7 @@ class Snapshots:
                     else:
                         stamps[(inside / name).as_posix()] = stamp
         # Only now: one that fails may be taken again.
-        self._seen = {file: self._seen[file] for file in self._seen.keys() - seen} | seen
+        self._seen = {file: inode for file, inode in self._seen.items() if file not in seen} | seen
         while len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]
         return stamps
