@@ -6,6 +6,7 @@ Is it making progress, working or stopped? And how busy is it, or does it wait f
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,6 +24,8 @@ from polytrain.linux.processes import (
 )
 from polytrain.linux.progress_page import Page, WorkerStage
 from polytrain.policy.hangs import stop_limit_s
+
+logger = logging.getLogger(__name__)
 
 _MAX_PERIOD_S = 1.0
 
@@ -168,6 +171,7 @@ class PeriodicProbe:
         self._pid = pid
         self._tell = tell
         self._is_closed = False
+        self._has_failed = False
         self._loop = asyncio.get_running_loop()
         self._next = self._loop.call_soon(self._look)
 
@@ -187,9 +191,14 @@ class PeriodicProbe:
         self._next.cancel()
 
     def _look(self) -> None:
-        # First: an error, as of a system that refuses a thread, doesn't end the watch.
         self._next = self._loop.call_later(self._looker.period_s, self._look)
-        event = self._looker.look_at(self._loop.time(), self._page, self._pid)
+        try:
+            event = self._looker.look_at(self._loop.time(), self._page, self._pid)
+        except Exception:  # a system may refuse a thread, or have no /proc; the watch continues
+            if not self._has_failed:
+                logger.warning("A worker process can't be observed.", exc_info=True)
+            self._has_failed = True
+            return
         if event is not None:
             self._tell(event)
 
