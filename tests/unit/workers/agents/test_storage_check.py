@@ -15,6 +15,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
+from polytrain.workers.agents import node_checks
 from polytrain.workers.agents.agent_host import AgentHost, AgentReady, Mail
 from polytrain.workers.agents.node_checks import storage_problem
 
@@ -50,6 +51,16 @@ def test_an_error_that_lasts_is_reported(
     assert found is not None
     assert found.startswith(f"the node a can't read the run's directory {tmp_path}: ")
     assert "broken" in found
+
+
+def test_a_node_whose_storage_is_full_is_named_before_the_time_to_start_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "marker").touch()
+    tried: list[float] = []
+    monkeypatch.setattr(node_checks, "refusal", lambda location: tried.append(location.retry_s))
+    assert problem(tmp_path, retry_s=600) is None
+    assert tried == [30.0]
 
 
 def read_only(*_: object) -> None:

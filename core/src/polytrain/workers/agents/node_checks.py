@@ -24,7 +24,7 @@ _SEEN_WITHIN_S = 5.0
 """Seconds within which a network file system shows a new file."""
 
 _REACHED_WITHIN_S = 30.0
-"""Seconds for which an address that the driver has just written to is tried again."""
+"""Seconds for which a storage that the driver has just written to is tried again."""
 
 _PAUSE_S = 0.1
 
@@ -54,13 +54,12 @@ def storage_problem(location: Location, marker: str, host: str) -> str | None:
     Args:
         marker: the path in it of a file that the driver has written.
     """
+    # The driver waits for this node, and a temporary error looks like that of a wrong server.
+    location = replace(location, retry_s=min(location.retry_s, _REACHED_WITHIN_S))
     # Only a path can mean another storage here.
     unseen = _unseen(location, marker, host) if location.is_local else None
     if unseen is not None:
         return unseen
-    if not location.is_local:
-        # A temporary error looks like that of a wrong server.
-        location = replace(location, retry_s=min(location.retry_s, _REACHED_WITHIN_S))
     refused = refusal(location)
     return None if refused is None else f"the node {host} {refused.what}. {refused.remedy}"
 
