@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -50,18 +53,35 @@ def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
         assert Path(start.path, "model").read_bytes() == content
 
 
-def test_a_disk_with_no_room_for_a_checkpoint_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_with_no_room_for_a_checkpoint_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """That of the node: there is no limit to what is far away."""
 
     def write(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
-    start = starting_point(far_away("theirs", b"model"))
+    location = replace(far_away("theirs", b"model"), retry_s=600)
+    start, health = starting_point(location), location.health
     monkeypatch.setattr("polytrain.storage.remote.copied", write)
-    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/restored/.*/model'"):
+    monkeypatch.setattr("polytrain.storage.calls._sleep", no_wait)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    # As a storage that has worked for a while, whose access would be waited for.
+    health._worked_at = -math.inf
+    where = f"{os.strerror(number)}: '{tmp_path}"
+    with pytest.raises(OSError, match=f"{where}/restored/.*/model'"):
         brought_near(start, tmp_path)
+    assert not health.has_failed
+    with (
+        pytest.raises(CheckpointError, match=f"{where}/polytrain-checkpoint-.*/model'"),
+        Checkpoint(location.address).as_directory(),
+    ):
+        pass
+
+
+def no_wait(*_: object) -> NoReturn:
+    raise AssertionError("the storage is called again for a fault of this machine's disk")
 
 
 def test_what_is_near_stays_where_it_is(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections import Counter
@@ -353,8 +352,3 @@ def storage_message(error: Exception, location: Location) -> str:
     if is_full(error):
         return f"{text}. {location.address} is full; the checkpoints that are there are intact"
     return text
-
-
-def is_unwritable(error: BaseException | None) -> bool:
-    """Return whether a file system takes no files: it is full, or read-only."""
-    return is_full(error) or (isinstance(error, OSError) and error.errno == errno.EROFS)

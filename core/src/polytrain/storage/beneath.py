@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from polytrain.storage.calls import is_full
+from polytrain.storage.calls import TargetError, is_unwritable
 from polytrain.storage.protocol import expect_inside
 
 logger = logging.getLogger(__name__)
@@ -99,15 +99,19 @@ class Beneath:
 
     @contextlib.contextmanager
     def overwriting(self, path: str) -> Iterator[io.BufferedWriter]:
-        """Open a file for writing, and empty it. An error that there is no room names the file."""
+        """Open a file for writing, and empty it.
+
+        Raises:
+            TargetError: its disk is full or read-only; the error names the file.
+        """
         try:
             with os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
                 file.truncate()
                 yield file
         except OSError as error:
-            if is_full(error):
-                error.filename = self._at(path)
-            raise
+            if not is_unwritable(error):
+                raise
+            raise TargetError(error.errno, error.strerror, self._at(path)) from error
 
     @contextlib.contextmanager
     def new_file(self, path: str, *, make: bool = True) -> Iterator[NewFile]:

@@ -66,6 +66,11 @@ _REFUSAL_WORDS = (
 _PERMANENT_WORDS = (*_REFUSAL_WORDS, "NO_SUCH_BUCKET", "No such bucket")
 
 
+class TargetError(OSError):
+    """The local file to which one of a storage is copied takes nothing: its disk is full, or
+    read-only. That is no fault of the storage, and calling it again is of no use."""
+
+
 class StorageHealth:
     """Whether a storage answers, as this process knows it from all calls. Threads share it.
 
@@ -89,6 +94,7 @@ class StorageHealth:
         # A subclass says that a file is no one of the run's.
         is_refusal = type(error) is PermissionError or error.errno in _REFUSALS
         is_refusal = is_refusal or any(word in str(error) for word in _REFUSAL_WORDS)
+        is_refusal = is_refusal and not isinstance(error, TargetError)
         return is_refusal and time.monotonic() - self._worked_at > _AT_FIRST_S
 
     def __reduce__(self) -> tuple[type[StorageHealth], tuple[()]]:
@@ -227,7 +233,8 @@ def _limit_s() -> float:
 
 def is_temporary(error: BaseException) -> bool:
     """Return whether the same call may work later."""
-    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | PermissionError):
+    permanent = FileNotFoundError | PermissionError | TargetError
+    if not isinstance(error, OSError) or isinstance(error, permanent):
         return False
     if error.errno in _PERMANENT:
         return False
@@ -238,6 +245,11 @@ def is_temporary(error: BaseException) -> bool:
 def is_full(error: BaseException | None) -> bool:
     """Return whether a disk or a quota has no room left, which others, or deletions, may make."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_unwritable(error: BaseException | None) -> bool:
+    """Return whether a file system takes no files: it is full, or read-only."""
+    return is_full(error) or (isinstance(error, OSError) and error.errno == errno.EROFS)
 
 
 def small_at_once(call: Callable[[Item], Answer], sizes: Mapping[Item, int]) -> dict[Item, Answer]:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polytrain.checkpoint.manifest import directory_name
-from polytrain.checkpoint.parts import is_unwritable
 from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
-from polytrain.storage.calls import is_full, is_temporary, retry
+from polytrain.storage.calls import is_full, is_temporary, is_unwritable, retry
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-from polytrain.checkpoint.parts import is_unwritable
 from polytrain.data_errors import DataError
 from polytrain.errors import BadDataError, CheckpointError, FailureKind, ReplicasDifferError
+from polytrain.storage.calls import is_unwritable
 from polytrain.workers.processes.channel import Message
 
 _PROCESSES = ("polytrain.workers.session.worker_process", "polytrain.validation.validator")
