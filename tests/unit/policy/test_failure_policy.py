@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.checkpoint.parts import storage_message
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Diverged
 from polytrain.events.notices import Rollback
-from polytrain.policy.failed_attempts import FailedAttempt, failed_attempt, root_cause
+from polytrain.policy.failed_attempts import (
+    AFTER_WAIT,
+    FailedAttempt,
+    failed_attempt,
+    root_cause,
+)
 from polytrain.policy.failure import FailurePolicy
+from polytrain.storage.location import Location
 
 
 def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int = 0) -> Failure:
@@ -139,6 +147,24 @@ def test_whatever_comes_again_at_the_same_step_ends_the_run(
     further = dataclasses.replace(attempts[1], progress=3)
     assert policy.decide([attempts[0], further]).restart
     assert policy_of(max_failures=-1, retry_user_errors=True).decide(attempts).restart
+
+
+@pytest.mark.parametrize("where", ["rank", "agent", "driver"])
+def test_a_disk_that_was_waited_for_ends_the_run(where: str) -> None:
+    """Each attempt would wait as long."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    location = Location.of("/runs/one", retry_s=600)
+    message, at_once = storage_message(full, location), NO_ROOM.message
+    if where == "rank":
+        message = f"{at_once} (No space left on device){AFTER_WAIT}."
+    rank = None if where == "driver" else 0
+    waited = Failure(kind=FailureKind.STORAGE, rank=rank, message=message)
+    decision = policy_of(max_failures=-1).decide([attempt_of(waited)])
+    assert not decision.restart
+    assert "Make room" in decision.reason
+    for passing in (at_once, storage_message(full, dataclasses.replace(location, retry_s=0))):
+        other = Failure(kind=FailureKind.STORAGE, rank=rank, message=passing)
+        assert policy_of(max_failures=-1).decide([attempt_of(other)]).restart
 
 
 def in_function(name: str, *, line: int, step: int, message: str = "ValueError: no") -> Failure:

@@ -15,7 +15,8 @@ from polytrain.checkpoint.staging import Stamps, forget_aside, kept_aside, remov
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed, OfRank
-from polytrain.storage.calls import is_full
+from polytrain.policy.failed_attempts import AFTER_WAIT
+from polytrain.storage.calls import TargetError, is_full
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 
@@ -349,6 +350,7 @@ def storage_message(error: Exception, location: Location) -> str:
     """Return the user's message for an error of the run's storage."""
     error = error.cause if isinstance(error, StorageError) else error
     text = f"{type(error).__name__}: {error}"
-    if is_full(error):
-        return f"{text}. {location.address} is full; the checkpoints that are there are intact"
+    if is_full(error) and not isinstance(error, TargetError):
+        waited = AFTER_WAIT if location.retry_s else ""
+        text = f"{text}. {location.address} is full{waited}; the checkpoints there are intact"
     return text

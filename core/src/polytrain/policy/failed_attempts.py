@@ -59,6 +59,9 @@ _PASSING = re.compile(
 NOT_JOINED = "before it had joined the others: "
 """Begins the message of an exception that a rank raised before it trained."""
 
+AFTER_WAIT = ", also after a wait"
+"""Part of the message of a failure of a disk that is full: another attempt would wait as long."""
+
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 """A line of a traceback that names a place in the code."""
 

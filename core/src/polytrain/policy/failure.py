@@ -14,7 +14,14 @@ from typing import Any
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Diverged
-from polytrain.policy.failed_attempts import BUGS, OF_THE_CODE, RAISED, FailedAttempt, type_of
+from polytrain.policy.failed_attempts import (
+    AFTER_WAIT,
+    BUGS,
+    OF_THE_CODE,
+    RAISED,
+    FailedAttempt,
+    type_of,
+)
 
 _START_FAILURES = 5
 """Consecutive attempts that may end before they train; then the run ends."""
@@ -63,6 +70,7 @@ class FailurePolicy:
         """
         rules: tuple[Rule, ...] = (
             some_kinds_decide,
+            full_disks_end_the_run,
             self._divergence_is_rolled_back,
             self._user_errors_are_retried,
             unfit_nodes_are_left,
@@ -199,6 +207,17 @@ def some_kinds_decide(attempts: Attempts) -> Decision | None:
     if kind is FailureKind.PREEMPTED:
         return Decision(restart=True, reason="a preemption isn't counted as a failure")
     return None
+
+
+def full_disks_end_the_run(attempts: Attempts) -> Decision | None:
+    """End the run by a disk that has stayed full: the next attempt would wait as long for room."""
+    root = attempts[-1].root
+    if root.kind is not FailureKind.STORAGE or AFTER_WAIT not in root.message:
+        return None
+    return Decision(
+        restart=False,
+        reason="not retried, because room was waited for. Make room, and start the run again",
+    )
 
 
 def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
