@@ -148,7 +148,8 @@ class Engine(ABC, Generic[Model]):
     def save(self, model: Model, directory: Path) -> None:
         """Write the model as plain files into an empty directory.
 
-        It is called again, with another directory, if the disk was full.
+        It is called again, by this rank alone and with another directory, if the disk was full:
+        call no collective after the first file is opened.
         """
 
     @abstractmethod

@@ -191,7 +191,7 @@ def test_of_two_requests_to_stop_the_first_is_named() -> None:
     play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
     assert play.conclusion().stopped == STOP.stopped
     assert [each for each in play.actions if isinstance(each, DrainAttempt)] == [
-        DrainAttempt(attempt=0)
+        DrainAttempt(attempt=0, ends_run=True)
     ]
 
 
@@ -372,7 +372,7 @@ def test_a_stop_does_not_wait_for_a_checkpoint_that_nobody_makes() -> None:
     ],
 )
 def test_a_stop_waits_for_who_makes_checkpoints(event: Event) -> None:
-    assert not_saving().tell(event, STOP).latest == (DrainAttempt(attempt=0),)
+    assert not_saving().tell(event, STOP).latest == (DrainAttempt(attempt=0, ends_run=True),)
 
 
 def test_other_drains_wait_whoever_makes_checkpoints() -> None:

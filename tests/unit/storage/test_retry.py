@@ -124,6 +124,32 @@ def test_an_error_that_stays_is_reported_at_once(
     assert caplog.records == [], "nobody is told of an attempt that isn't made"
 
 
+def test_a_full_disk_is_not_filled_again_and_again(clock: Clock) -> None:
+    """Each try may write a whole checkpoint, and take the room that others need."""
+    full = [OSError(errno.ENOSPC, "No space left on device")] * 1000
+    storage = Storage(*full)
+    with pytest.raises(OSError, match="No space left"):
+        retry(storage, retry_s=600, what="s3://bucket", is_costly=True)
+    assert storage.calls < 30
+    assert 500 < clock.now <= 600
+    storage = Storage(*full[:3])
+    began = clock.now
+    assert retry(storage, retry_s=600, what="s3://bucket", is_costly=True) == "content"
+    assert clock.now - began < 10
+
+
+def test_a_limit_that_changes_ends_a_long_pause(clock: Clock) -> None:
+    """Such as that of a program that is asked to end."""
+
+    def limit_s() -> float:
+        return 5.0 if clock.now > 100 else math.inf
+
+    full = [OSError(errno.ENOSPC, "No space left on device")] * 1000
+    with pytest.raises(OSError, match="No space left"):
+        retry(Storage(*full), retry_s=600, what="disk", is_costly=True, limit_s=limit_s)
+    assert 100 < clock.now < 101
+
+
 REFUSED = [
     error
     for error in HOPELESS

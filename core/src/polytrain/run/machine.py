@@ -290,7 +290,11 @@ def _drain_attempt(state: State, drain: DrainWanted) -> DrainAttempt:
         if node in ranks:
             ranks[node].append(rank)
     preemption = PreemptionInfo(deadline_ms=drain.deadline_ms, preempted_node_to_ranks=ranks)
-    return DrainAttempt(attempt=state.attempt, preemption=preemption if ranks else None)
+    return DrainAttempt(
+        attempt=state.attempt,
+        preemption=preemption if ranks else None,
+        ends_run=drain.purpose is Purpose.STOP,
+    )
 
 
 def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transition:

@@ -23,6 +23,10 @@ _limits: list[Callable[[], float]] = []
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 15.0
 
+_FIRST_WAIT_FOR_ROOM_S = 1.0
+_LONGEST_WAIT_FOR_ROOM_S = 60.0
+"""The same for calls that would fill a full disk again."""
+
 _NAP_S = 0.5
 """Longest sleep until a waiting call notices that it needn't wait any more."""
 
@@ -110,6 +114,8 @@ def retry(
     health: StorageHealth | None = None,
     proves_health: bool = True,
     passes: Callable[[OSError], bool] | None = None,
+    is_costly: bool = False,
+    limit_s: Callable[[], float] = lambda: math.inf,
 ) -> Answer:
     """Call until it works, with exponential backoff and jitter.
 
@@ -122,6 +128,8 @@ def retry(
             also answers reads, and takes what isn't synced.
         passes: returns whether an error is temporary; `is_temporary` by default, and refusals of a
             storage that has worked for a while.
+        is_costly: whether each try may fill what little room a full disk has.
+        limit_s: another limit in seconds, as for `retries_limited`, for this call alone.
 
     Raises:
         OSError: it still fails, or the error is permanent.
@@ -140,8 +148,12 @@ def retry(
                 if health.has_failed or retry_s <= 0:
                     raise
                 began = time.monotonic()
-            wait_s = random.uniform(0, min(_FIRST_WAIT_S * 2 ** min(tries, 10), _LONGEST_WAIT_S))
-            patience_s = min(retry_s, _limit_s())
+            doublings = 2 ** min(tries, 10)
+            wait_s = random.uniform(0, min(_FIRST_WAIT_S * doublings, _LONGEST_WAIT_S))
+            if is_costly and is_full(error):
+                most_s = min(_FIRST_WAIT_FOR_ROOM_S * doublings, _LONGEST_WAIT_FOR_ROOM_S)
+                wait_s = random.uniform(most_s / 2, most_s)
+            patience_s = min(retry_s, limit_s(), _limit_s())
             if time.monotonic() - began + wait_s >= patience_s:
                 health.has_failed = True
             if health.has_failed:
@@ -156,7 +168,7 @@ def retry(
                     patience_s,
                     remedy,
                 )
-            _sleep(wait_s, health)
+            _sleep(wait_s, health, began, limit_s)
             tries += 1
         else:
             if proves_health:
@@ -164,9 +176,13 @@ def retry(
             return answer
 
 
-def _sleep(seconds: float, health: StorageHealth) -> None:
+def _sleep(
+    seconds: float, health: StorageHealth, began: float, limit_s: Callable[[], float]
+) -> None:
     """Sleep, unless it is known meanwhile that waiting is of no use."""
-    while seconds > 0 and not health.has_failed and _limit_s() > 0:
+    while seconds > 0 and not health.has_failed:
+        if time.monotonic() - began >= min(limit_s(), _limit_s()):
+            break
         time.sleep(min(seconds, _NAP_S))
         seconds -= _NAP_S
 

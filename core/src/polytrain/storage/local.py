@@ -114,7 +114,7 @@ class LocalStorage:
                     new.replace()
             return digest
 
-        return self._retrying(put, syncs=True)
+        return self._retrying(put, syncs=True, is_costly=True)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
@@ -245,13 +245,16 @@ class LocalStorage:
             _sync(file)
         return True
 
-    def _retrying(self, call: Callable[[], Answer], *, syncs: bool = False) -> Answer:
+    def _retrying(
+        self, call: Callable[[], Answer], *, syncs: bool = False, is_costly: bool = False
+    ) -> Answer:
         return retry(
             call,
             retry_s=self._retry_s,
             what=f"Storage {self.root}",
             health=self._health,
             proves_health=syncs,
+            is_costly=is_costly,
         )
 
 

@@ -116,7 +116,7 @@ class RemoteStorage:
             ):
                 return copied(reading.read, writing.write)
 
-        return self._retrying(put, size=file.stat().st_size)
+        return self._retrying(put, size=file.stat().st_size, is_costly=True)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
@@ -183,7 +183,9 @@ class RemoteStorage:
     def _answered(self, call: Callable[[], Answer], size: float = 0) -> Answer:
         return answered(call, what=self.root, health=self._health, size=size)
 
-    def _retrying(self, call: Callable[[], Answer], *, size: float = 0) -> Answer:
+    def _retrying(
+        self, call: Callable[[], Answer], *, size: float = 0, is_costly: bool = False
+    ) -> Answer:
         def as_os_error() -> Answer:
             try:
                 return self._answered(call, size)
@@ -194,7 +196,13 @@ class RemoteStorage:
                 # fsspec's implementations raise the exceptions of their clients.
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
-        return retry(as_os_error, retry_s=self._retry_s, what=self.root, health=self._health)
+        return retry(
+            as_os_error,
+            retry_s=self._retry_s,
+            what=self.root,
+            health=self._health,
+            is_costly=is_costly,
+        )
 
 
 class RemoteLog:

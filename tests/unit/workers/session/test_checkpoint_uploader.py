@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,22 +16,58 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.staging import Stagings
 from polytrain.config.configs import RunConfig
 from polytrain.errors import CheckpointError
+from polytrain.linux import progress_page
+from polytrain.linux.progress_page import WorkerStage
+from polytrain.workers.agents.calls import DrainAttempt, message_of
 from polytrain.workers.session.checkpoint_files import CheckpointFiles
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 
 
+class Disk:
+    """Takes no files for this reason, until some time has passed."""
+
+    def __init__(self, number: int, *, until: float = math.inf) -> None:
+        self._number, self._until = number, until
+        self.now = 0.0
+        self.tries = 0
+        self.stages: list[int] = []
+        """The rank's stage at each try."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def write(self, directory: Path) -> Mapping[str, Any]:
+        self.tries += 1
+        self.stages.append(progress_page._page[progress_page._STAGE])
+        Path(directory, "half").write_text("a half")
+        if self.now < self._until:
+            # As when a file is copied.
+            raise OSError(self._number, os.strerror(self._number), "source", None, "target")
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def fresh_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_page, "_page", memoryview(bytearray(progress_page.SIZE)).cast("Q"))
+
+
 def submit(
     scratch: Path,
-    number: int,
+    disk: Disk,
+    monkeypatch: pytest.MonkeyPatch,
     *,
     timeout_s: float = 0,
-    has_room: Event | None = None,
     directory: Path | None = None,
+    poll: Callable[[], list[Any] | None] = lambda: None,
 ) -> list[Any]:
-    """Stage a checkpoint, whose files can't be written for this reason, until there is room.
+    """Stage a checkpoint.
 
     Args:
         directory: where the files lie; None if an engine writes them.
+        poll: returns the agent's next message.
 
     Returns:
         What is sent to the agent.
@@ -42,36 +77,20 @@ def submit(
     order: Any = SimpleNamespace(attempt_id=AttemptId(token=1, attempt=0), first_checkpoint=0)
     sent: list[Any] = []
     channel: Any = SimpleNamespace(
-        send=lambda *messages: sent.extend(messages), receive=lambda: ["settled", 0]
+        send=lambda *messages: sent.extend(messages), receive=lambda: ["settled", 0], poll=poll
     )
     uploader = CheckpointUploader(job=job, order=order, rank=0, channel=channel, scratch=scratch)
-
-    def write(directory: Path) -> Mapping[str, Any]:
-        Path(directory, "half").write_text("a half")
-        if has_room is None or not has_room.is_set():
-            raise OSError(number, os.strerror(number))
-        return {}
-
-    uploader.submit(
-        CheckpointFiles(write=write, directory=directory),
-        step=1,
-        metrics={},
-        positions={},
-        report=list,
-        waits=True,
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr("polytrain.storage.calls.time", disk)
+        uploader.submit(
+            CheckpointFiles(write=disk.write, directory=directory),
+            step=1,
+            metrics={},
+            positions={},
+            report=list,
+            waits=True,
+        )
     return sent
-
-
-class WhenLogged(logging.Handler):
-    """Sets an event at the first record."""
-
-    def __init__(self, event: Event) -> None:
-        super().__init__()
-        self._event = event
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._event.set()
 
 
 @pytest.mark.parametrize(
@@ -79,21 +98,14 @@ class WhenLogged(logging.Handler):
     [(errno.ENOSPC, False), (errno.EDQUOT, True), (errno.ESTALE, True), (errno.EIO, True)],
 )
 def test_a_disk_that_takes_files_again_in_time_costs_nothing(
-    tmp_path: Path, number: int, lie_in_a_directory: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    lie_in_a_directory: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    has_room, calls = Event(), logging.getLogger("polytrain.storage.calls")
-    handler = WhenLogged(has_room)
-    calls.addHandler(handler)
-    try:
-        sent = submit(
-            tmp_path,
-            number,
-            timeout_s=600,
-            has_room=has_room,
-            directory=tmp_path if lie_in_a_directory else None,
-        )
-    finally:
-        calls.removeHandler(handler)
+    disk, directory = Disk(number, until=60), tmp_path if lie_in_a_directory else None
+    sent = submit(tmp_path, disk, monkeypatch, timeout_s=600, directory=directory)
     [staged] = [message for message in sent if message[0] == "staged"]
     assert str(tmp_path) in str(staged)
     [file] = tmp_path.rglob("half")
@@ -101,8 +113,47 @@ def test_a_disk_that_takes_files_again_in_time_costs_nothing(
     [message] = caplog.messages
     assert message.startswith("checkpoint_000000-1.0: ")
     assert "Trying again for up to 600 s." in message
+    first, *others = disk.stages
+    assert first != WorkerStage.WAITING_FOR_COMMIT, "a first try that hangs would be no hang"
+    assert set(others) == {WorkerStage.WAITING_FOR_COMMIT}
     if number in (errno.ENOSPC, errno.EDQUOT):
-        assert f"'{tmp_path}'. Trying again for up to 600 s. Make room there" in message
+        assert f"device: '{tmp_path}'. Trying" in message or f"exceeded: '{tmp_path}'" in message
+        assert message.endswith("Make room there meanwhile.")
+        assert disk.tries < 10, "each would fill the disk again"
+
+
+def test_a_disk_that_stays_full_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(errno.ENOSPC)
+    with pytest.raises(CheckpointError, match=r"No space left on device\), also after a wait\."):
+        submit(tmp_path, disk, monkeypatch, timeout_s=600)
+    assert 500 < disk.now <= 600
+    assert disk.tries < 30
+
+
+def test_a_stop_ends_the_wait_and_a_move_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits ten minutes for the end of a program; a full disk ends no run that moves."""
+    messages = [(10.0, DrainAttempt(attempt=0)), (100.0, DrainAttempt(attempt=0, ends_run=True))]
+
+    def poll() -> list[Any] | None:
+        return message_of(messages.pop(0)[1]) if messages and disk.now >= messages[0][0] else None
+
+    disk = Disk(errno.ENOSPC)
+    with pytest.raises(CheckpointError, match="No room for a checkpoint"):
+        submit(tmp_path, disk, monkeypatch, timeout_s=600, poll=poll)
+    assert 100 <= disk.now < 106
+
+
+def test_without_patience_a_checkpoint_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(errno.ENOSPC)
+    with pytest.raises(CheckpointError):
+        submit(tmp_path, disk, monkeypatch)
+    assert disk.tries == 1
 
 
 @pytest.mark.parametrize(
@@ -114,10 +165,10 @@ def test_a_disk_that_takes_files_again_in_time_costs_nothing(
     ],
 )
 def test_a_full_or_read_only_disk_is_named(
-    tmp_path: Path, number: int, message: str, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str, remedy: str
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
-        submit(tmp_path, number)
+        submit(tmp_path, Disk(number), monkeypatch)
     assert str(caught.value).startswith(message.format(tmp_path))
     assert remedy in str(caught.value)
     if number != errno.EROFS:
@@ -126,10 +177,12 @@ def test_a_full_or_read_only_disk_is_named(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ECONNRESET])
-def test_other_errors_are_the_systems_own(tmp_path: Path, number: int) -> None:
+def test_other_errors_are_the_systems_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """Such as that of a rank with which an engine writes its files together."""
     with pytest.raises(OSError, match=os.strerror(number)):
-        submit(tmp_path, number, timeout_s=600)
+        submit(tmp_path, Disk(number), monkeypatch, timeout_s=600)
 
 
 def test_a_directory_that_can_not_be_made_is_named(
@@ -140,4 +193,4 @@ def test_a_directory_that_can_not_be_made_is_named(
 
     monkeypatch.setattr(Stagings, "new", refused)
     with pytest.raises(CheckpointError, match=r"written to /shared/run/staging \(Read-only"):
-        submit(tmp_path, errno.EACCES)
+        submit(tmp_path, Disk(errno.EACCES), monkeypatch)

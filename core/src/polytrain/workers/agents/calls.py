@@ -29,7 +29,7 @@ from polytrain.events.notices import PreemptionInfo
 from polytrain.events.output import BarMoved, Output
 from polytrain.linux.kept_states import KeptState
 from polytrain.workers.processes.channel import Message
-from polytrain.workers.session.messages import LEAVE
+from polytrain.workers.session.messages import END, LEAVE
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -128,6 +128,9 @@ class DrainAttempt(OfAttempt):
 
     preemption: PreemptionInfo | None = None
     """The nodes that are about to be taken away, if that is the reason."""
+
+    ends_run: bool = False
+    """Whether the run ends then: nothing is waited for that may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +284,9 @@ def message_of(call: ForWorker) -> Message:
     match call:
         case SendRoster(offers=offers):
             return ["roster", [[offer.host, offer.port, dict(offer.details)] for offer in offers]]
-        case DrainAttempt(preemption=preemption):
+        case DrainAttempt(preemption=preemption, ends_run=ends_run):
             if preemption is None:
-                return ["drain"]
+                return END if ends_run else ["drain"]
             ranks_by_node = preemption.preempted_node_to_ranks.items()
             nodes = {node: list(ranks) for node, ranks in ranks_by_node}
             return ["drain", preemption.deadline_ms, nodes]

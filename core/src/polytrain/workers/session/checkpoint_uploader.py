@@ -5,10 +5,11 @@ It also receives the agent's messages: a checkpoint is committed, or the next on
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,16 +19,21 @@ from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
+from polytrain.policy.failed_attempts import AFTER_WAIT
 from polytrain.storage.calls import is_full, is_temporary, is_unwritable, retry
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
+    END,
     checkpoints_asked_message,
     drained_message,
     preemption_of,
     staged_message,
 )
+
+_PATIENCE_S = 5.0
+"""Seconds to wait at most for room once the run is to end."""
 
 _NAP_S = 0.005
 """Seconds between two polls for a message, in a wait with a deadline."""
@@ -57,6 +63,7 @@ class CheckpointUploader:
         self._newest: int | None = None
         self._in_flight: set[int] = set()
         self._asked_to_stop = False
+        self._ends_run = False
         self._preemption: PreemptionInfo | None = None
         self._questions = 0
         self._dropped_copies: list[tuple[int, bool]] = []
@@ -142,18 +149,29 @@ class CheckpointUploader:
         write = files.write
         if write is None:
             return "", {}
-        written = partial(self._written, write, files.directory)
-        passes = is_full if files.directory is None else is_temporary
-        with _unwritable_named():
-            try:
-                return written()
-            except OSError as error:
-                if not passes(error):
-                    raise
-            with during(WorkerStage.WAITING_FOR_COMMIT):
-                return retry(
-                    written, retry_s=self._retry_s, what=self.next_directory, passes=passes
-                )
+        expected = is_full if files.directory is None else is_temporary
+        with self._unwritable_named(), ExitStack() as waiting:
+
+            def passes(error: OSError) -> bool:
+                if not expected(error):
+                    return False
+                # From here on it is no hang. A first try that hangs is one.
+                waiting.enter_context(during(WorkerStage.WAITING_FOR_COMMIT))
+                return True
+
+            return retry(
+                partial(self._written, write, files.directory),
+                retry_s=self._retry_s,
+                what=self.next_directory,
+                passes=passes,
+                is_costly=True,
+                limit_s=self._patience_s,
+            )
+
+    def _patience_s(self) -> float:
+        """How many seconds to wait at most for room: not for long once the run is to end."""
+        self._take_arrived()
+        return _PATIENCE_S if self._ends_run else math.inf
 
     def _written(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
         staging = self._stagings.new(self.next_directory, self._rank, source=source)
@@ -168,9 +186,32 @@ class CheckpointUploader:
             if is_unwritable(error):
                 # The directory of all staged parts: that path would mean nothing to people.
                 error.filename = str(staging.parent)
+                del error.filename2
             if is_full(error):
                 remove(staging)
             raise
+
+    @contextmanager
+    def _unwritable_named(self) -> Iterator[None]:
+        """Explain that the staging directory, which the error names, can't be written to.
+
+        Raises:
+            CheckpointError: its file system is full or read-only.
+        """
+        try:
+            yield
+        except OSError as error:
+            if not is_unwritable(error):
+                raise
+            what, remedy, other = "No checkpoint can be written to", "Mount it anew", "another disk"
+            waited = ""
+            if is_full(error):
+                what, remedy = "No room for a checkpoint in", "Make room there"
+                other, waited = "a larger disk", AFTER_WAIT if self._retry_s else ""
+            raise CheckpointError(
+                f"{what} {error.filename} ({error.strerror}){waited}. Earlier checkpoints are "
+                f"intact. {remedy}, or set TMPDIR or RunConfig(storage_path=…) to {other}."
+            ) from error
 
     def newest(self) -> str | None:
         """Wait for all uploads, and return the directory of the last checkpoint.
@@ -274,33 +315,12 @@ class CheckpointUploader:
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        if message[0] == "drain":
+        if message[0] in ("drain", *END):
             self._asked_to_stop = True
+            self._ends_run = self._ends_run or message == END
             self._preemption = preemption_of(message) or self._preemption
         elif message[0] == "settled":
             self._in_flight.discard(message[1])
         elif message[0] == "drop copy":
             self._dropped_copies.append((message[1], message[2]))
         # Ignore other messages: they are answers that arrived too late.
-
-
-@contextmanager
-def _unwritable_named() -> Iterator[None]:
-    """Explain that the staging directory, which the error names, can't be written to.
-
-    Raises:
-        CheckpointError: its file system is full or read-only.
-    """
-    try:
-        yield
-    except OSError as error:
-        if not is_unwritable(error):
-            raise
-        if is_full(error):
-            what, remedy, other = "No room for a checkpoint in", "Make room there", "a larger disk"
-        else:
-            what, remedy, other = "No checkpoint can be written to", "Mount it anew", "another disk"
-        raise CheckpointError(
-            f"{what} {error.filename} ({error.strerror}). Earlier checkpoints are intact. "
-            f"{remedy}, or set TMPDIR or RunConfig(storage_path=…) to {other}."
-        ) from error

@@ -256,6 +256,8 @@ def to_event(
 # From agent to worker process; `workers.agents.calls.message_of` returns these messages
 
 LEAVE: Message = ["leave"]
+END: Message = ["end"]
+"""As "drain", and the run ends then."""
 
 
 def preemption_of(message: Message) -> PreemptionInfo | None:
