@@ -86,6 +86,26 @@ def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(
         asyncio.run(play(contact))
 
 
+def test_a_driver_that_was_stopped_asks_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    took = iter([0.0, 60.0, *[1.0] * 20])
+    answers = iter([Mock()])
+    asked = 0
+
+    async def connected(_: NodeContact) -> socket.socket | None:
+        nonlocal now, asked
+        now += next(took)
+        asked += 1
+        return next(answers, None)
+
+    monkeypatch.setattr(losses, "time", Mock(monotonic=lambda: now))
+    monkeypatch.setattr(NodeContact, "_connected", connected)
+    contact = NodeContact(address=("127.0.0.1", 1), lost_after_s=5, _answered_at=0.0)
+    asyncio.run(contact.silence())
+    # It has answered once, and is asked for five seconds after the stop.
+    assert asked == 7
+
+
 def test_a_node_whose_processes_are_stopped_is_not_silent() -> None:
     with listening(_LISTENS) as (process, contact):
         asyncio.run(contact.answer())

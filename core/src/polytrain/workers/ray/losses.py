@@ -109,13 +109,19 @@ class NodeContact:
         A node that has never answered isn't lost: a firewall may allow Ray's own connections only.
         """
         await self.answer()
+        asked_at = time.monotonic()
         while True:
             began = time.monotonic()
             connection = await self._connected()
+            now = time.monotonic()
+            if now > asked_at + self.lost_after_s + _PROBE_S:
+                # This process was stopped meanwhile, and has asked once.
+                self._answered_at = now
             answers = connection is not None and await self._hold(connection)
             # Time alone says nothing: this process may have been stopped, and has asked nobody.
             if not answers and time.monotonic() >= self._answered_at + self.lost_after_s:
                 break
+            asked_at = time.monotonic()
             # Nothing listens there any more, or the raylet ends connections at once.
             await asyncio.sleep(max(0.0, began + _PROBE_S - time.monotonic()))
         host, port = self.address
