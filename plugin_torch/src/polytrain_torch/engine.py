@@ -180,7 +180,15 @@ class TorchEngine(Engine[Any]):
 
     def save(self, model: Any, directory: Path) -> None:
         """Write a module's weights, without DDP's prefix in their names."""
-        torch.save(unwrapped(model).state_dict(), directory / MODEL_FILE)
+        state = unwrapped(model).state_dict()
+        try:
+            # Torch's own writer raises no error of the system, as that of a full disk.
+            with (directory / MODEL_FILE).open("wb") as file:
+                torch.save(state, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
     def digests(self, model: Any) -> Mapping[str, str]:
         from polytrain_torch.checkpoints.state_digests import digests_held
