@@ -70,6 +70,8 @@ def broken() -> OSError:
         broken(),
         OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
         OSError("AWS Error UNKNOWN (HTTP status 503) during GetObject operation"),
+        OSError("google::cloud::Status(UNAVAILABLE: try again)"),
+        OSError("Azure Error: [ServerBusy] 503"),
         TimeoutError("the read operation timed out"),
     ],
 )
@@ -107,7 +109,14 @@ def test_a_rank_that_waits_for_its_files_does_not_hang(
     [
         OSError("Corrupt snappy compressed data."),
         OSError(errno.EACCES, os.strerror(errno.EACCES)),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        OSError(errno.ELOOP, os.strerror(errno.ELOOP)),
         OSError("AWS Error ACCESS_DENIED during GetObject operation"),
+        OSError("AWS Error UNKNOWN (HTTP status 400): ExpiredToken: The token has expired"),
+        OSError("google::cloud::Status(PERMISSION_DENIED: no access. error 503)"),
+        OSError("google::cloud::Status(UNAUTHENTICATED: timed out)"),
+        OSError("Azure Error: [AuthorizationFailure] 403"),
+        OSError("Azure Error: [BlobNotFound] 404"),
         pa.ArrowInvalid("Invalid UTF8 payload"),
     ],
 )

@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,8 +67,47 @@ _REFUSAL_WORDS = (
     "INVALID_CLIENT_TOKEN_ID",
     "INVALID_SIGNATURE",
     "SIGNATURE_DOES_NOT_MATCH",
+    "ExpiredToken",
+    # Google's
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    # Azure's
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "AuthorizationPermissionMismatch",
 )
 _PERMANENT_WORDS = (*_REFUSAL_WORDS, "NO_SUCH_BUCKET", "No such bucket")
+
+
+_PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EINTR,
+        errno.EIO,
+        errno.EREMOTEIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EPIPE,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOSPC,
+        errno.EDQUOT,
+    }
+)
+_OF_SERVICE = re.compile(r"AWS Error|google::cloud::Status|Azure Error")
+_PASSING_OF_SERVICE = re.compile(
+    r"HTTP status (5\d\d|429)|NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|SlowDown|THROTTLING"
+    r"|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|INTERNAL_ERROR|InternalError|curlCode"
+    r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|INTERNAL)\b"
+    r"|ServerBusy|OperationTimedOut|[Tt]imed? ?out"
+)
 
 
 class TargetError(OSError):
@@ -256,6 +296,21 @@ def is_temporary(error: BaseException) -> bool:
         return False
     text = str(error)
     return not any(word in text for word in _PERMANENT_WORDS)
+
+
+def is_passing(error: OSError) -> bool:
+    """Return whether an error is known to pass: of a disk, a network, or a service that is busy.
+
+    For calls that read what users give: there, any other error is more likely to stay. It may be
+    that of a damaged file, of a socket among the files, or of a process with too many open files.
+    """
+    if error.errno is not None:
+        return error.errno in _PASSING
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    text = str(error)
+    is_of_service = _OF_SERVICE.search(text) and _PASSING_OF_SERVICE.search(text)
+    return bool(is_of_service) and is_temporary(error)
 
 
 def is_full(error: BaseException | None) -> bool:

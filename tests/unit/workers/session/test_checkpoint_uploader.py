@@ -122,6 +122,17 @@ def test_a_disk_that_takes_files_again_in_time_costs_nothing(
         assert disk.tries < 10, "each would fill the disk again"
 
 
+@pytest.mark.parametrize("number", [errno.ENXIO, errno.ELOOP, errno.EMFILE])
+def test_what_does_not_pass_in_a_reported_directory_is_said_at_once(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket in it, a loop of links, or a process that leaks descriptors."""
+    disk = Disk(number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        submit(tmp_path, disk, monkeypatch, timeout_s=600, directory=tmp_path)
+    assert disk.tries == 1
+
+
 def test_a_disk_that_stays_full_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from polytrain.data.types.plain import Missing
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.linux.progress_page import beat
-from polytrain.storage.calls import is_temporary, retry
+from polytrain.storage.calls import is_passing, retry
 from polytrain.storage.filesystems import ResolvedPath, find
 from polytrain.storage.location import RETRY_S
 from polytrain.text.described import numbered
@@ -57,17 +57,6 @@ def current_file(path: str, filesystem: Any = None) -> CurrentFile:
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError("there is no such file")
     return CurrentFile(place, FileVersion(info.size, info.mtime_ns))
-
-
-_OF_SERVICES = ("AWS Error", "google::cloud::Status", "Azure Error")
-"""Parts of messages of Arrow's object storage clients, whose errors have no numbers."""
-
-
-def _passes(error: OSError) -> bool:
-    """Return whether the same read may work later. Errors of damaged files have no numbers."""
-    is_of_system = error.errno is not None or isinstance(error, ConnectionError | TimeoutError)
-    is_of_service = any(part in str(error) for part in _OF_SERVICES)
-    return is_temporary(error) and (is_of_system or is_of_service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +134,7 @@ class FilePiece(Piece):
                 beat()
                 raise
 
-        retried = partial(retry, next_table, retry_s=RETRY_S, what=self.where, passes=_passes)
+        retried = partial(retry, next_table, retry_s=RETRY_S, what=self.where, passes=is_passing)
         try:
             while (table := retried()) is not None:
                 yield conformed(table, schema, self.where, self.constants)

@@ -20,7 +20,7 @@ from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.policy.failed_attempts import AFTER_WAIT
-from polytrain.storage.calls import is_full, is_temporary, is_unwritable, retry
+from polytrain.storage.calls import is_full, is_passing, is_unwritable, retry
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
@@ -149,7 +149,7 @@ class CheckpointUploader:
         write = files.write
         if write is None:
             return "", {}
-        expected = is_full if files.directory is None else is_temporary
+        expected = is_full if files.directory is None else is_passing
         with self._unwritable_named(), ExitStack() as waiting:
 
             def passes(error: OSError) -> bool:
