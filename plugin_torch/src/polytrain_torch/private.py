@@ -19,11 +19,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-    fp16_compress_hook,
-)
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -180,15 +175,6 @@ def hook_states(model: torch.nn.parallel.DistributedDataParallel) -> list[Any]:
         for each in states
         if not (isinstance(each, dist.ProcessGroup | None) or type(each).__name__.startswith("_"))
     ]
-
-
-def keeps_gradients(model: torch.nn.parallel.DistributedDataParallel) -> bool:
-    """Return whether a hook may keep gradients for later steps, or not average them all at once."""
-    hooks = {hook for hook, _ in model._comm_hooks}
-    return bool(hook_states(model)) or not hooks <= _PLAIN_HOOKS
-
-
-_PLAIN_HOOKS = {allreduce_hook, bf16_compress_hook, fp16_compress_hook}
 
 
 def note_synchronization(model: torch.nn.parallel.DistributedDataParallel, _: Any) -> None:

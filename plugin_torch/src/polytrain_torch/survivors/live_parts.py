@@ -17,8 +17,8 @@ from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import (
     ANY_BATCH_NORM,
     has_other_users,
+    hook_states,
     is_unsynchronized,
-    keeps_gradients,
     note_synchronization,
     saves_plainly,
     versions_of,
@@ -211,8 +211,9 @@ class LiveParts:
 
     def _unsuitable_training(self, whose: str) -> str | None:
         models = self._models()
-        if any(map(keeps_gradients, models)):
-            return "DDP has a communication hook that may keep gradients, or averages otherwise"
+        # A hook keeps gradients for later steps, or counts steps without an average, in its state.
+        if any(map(hook_states, models)):
+            return "DDP has a communication hook with a state, which may keep gradients"
         in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
         self.sent = {
             id(buffer)
