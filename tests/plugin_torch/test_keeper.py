@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,7 @@ from polytrain_torch.survivors import keeper, live_parts, point_writer, points, 
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.live_parts import LiveParts
+from polytrain_torch.survivors.snapshots import Snapshot
 from polytrain_torch.survivors.unused_gradients import UnusedGradients
 
 Run = Callable[..., Any]
@@ -477,6 +479,11 @@ class Stateful(torch.nn.Module):
         self.best, self.temperature = float("nan"), 1.0
         self.hidden, self.seen, self.numbers = torch.zeros(2), [0], random.Random(0)
         self.constants = {"sizes": [2, 3], "zeros": torch.zeros(2)}
+        self.pruned_orig = torch.nn.Parameter(torch.zeros(2))
+        self.variable, self.mean = ContextVar("variable", default=0), torch.zeros(())
+
+    def add(self) -> None:
+        self.mean = self.mean.detach() / 2 + self.weight.sum() + 1
 
 
 class Counting(torch.optim.SGD):
@@ -490,7 +497,14 @@ class Counting(torch.optim.SGD):
         ("part.hidden = part.hidden + 1", "'hidden' of a Stateful"),
         ("part.seen.append(1)", "'seen' of a Stateful"),
         ("part.numbers.random()", "'numbers' of a Stateful"),
+        ("part.add()", "'mean' of a Stateful"),
+        ("part.map = part.weight + torch.rand(2)", "'map' of a Stateful"),
+        ("model.temperature *= 0.9", "'temperature' of a Sequential"),
         ("optimizer.count += 1", "'count' of a Counting"),
+        # What each forward pass makes anew carries nothing.
+        ("part.pruned = part.pruned_orig * torch.rand(2)", ""),
+        ("part.loss = part.weight.sum() + torch.rand(())", ""),
+        ("part.variable.set(1)", ""),
         ("part.constants = {'sizes': [2, 3], 'zeros': torch.zeros(2)}", ""),
     ],
 )
@@ -501,8 +515,8 @@ def test_an_attribute_that_no_checkpoint_has_is_carried(
         part = Stateful()
         optimizer = Counting(part.parameters())
         rank = Rank(monkeypatch, fetches=False, part=part, other=optimizer)
-        rank.model.best = float("nan")
-        given = {"part": part, "optimizer": optimizer, "torch": torch}
+        rank.model.best, rank.model.temperature = float("nan"), 1.0
+        given = {"part": part, "optimizer": optimizer, "model": rank.model, "torch": torch}
         while True:
             rank.fetch()
             if rank.keeper.steps == 3:
@@ -516,6 +530,22 @@ def test_an_attribute_that_no_checkpoint_has_is_carried(
             rank.write(tmp_path)
 
     within(train)
+
+
+def test_what_an_attribute_is_compared_by_is_not_kept_alive() -> None:
+    """Nor can another one take its place."""
+    # A tensor without values stands for one on a GPU.
+    values = [torch.empty(2, device="meta"), torch.empty(2, device="meta")]
+    seen = Snapshot((), ())
+    references = [seen.add(each) for each in values]
+    seen.take()
+    gone = weakref.ref(values.pop(0))
+    assert gone() is None
+    now = Snapshot((), ())
+    kept, new = now.add(values[0]), now.add(torch.empty(2, device="meta"))
+    now.take()
+    assert seen.equals(references[1], now, kept)
+    assert not seen.equals(references[0], now, new)
 
 
 class Noisy:

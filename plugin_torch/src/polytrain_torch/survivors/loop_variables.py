@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count, islice
 from types import FrameType, ModuleType
@@ -32,6 +33,7 @@ from polytrain_torch.survivors.byte_code import (
     instruction_of,
     loops_of,
     names_in_iterable,
+    names_read,
     read_after,
     targets_around,
 )
@@ -173,7 +175,7 @@ class Loop:
                 _, kind, name = place
                 return (
                     f"{name!r} of a {kind} changes from step to step, and isn't in its state: pass "
-                    "it to forward(), or make it a buffer"
+                    "it to forward(), make it a buffer, or delete it after backward()"
                 )
         return None
 
@@ -186,11 +188,11 @@ class _Variables:
         # Their order may change, and means nothing.
         drawn = [seed_in([each]) for each in generators_of_data() if id(each) not in parts]
         self.drawn = Counter(drawn)
-        # Apart from the variables, which would be looked at less if there are many.
         self.of_known = Snapshot(known, ())
+        # Apart from the variables, which would be looked at less if there are many.
+        self.snapshot = self.of_known.apart({frame.f_code for frame, _ in frames})
         self.attributes = {place: self.of_known.add(value) for place, value in _attributes(known)}
         self.of_known.take()
-        self.snapshot = Snapshot(known, {frame.f_code for frame, _ in frames})
         self.references = {
             place: self.snapshot.add(value)
             for place, value in _values(frames, has_batch=has_batch).items()
@@ -238,7 +240,7 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
 def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
     """Yield what modules and optimizers have beside their state.
 
-    Of torch's own these are plain values: a pruned layer, for example, computes its weights anew.
+    Of torch's own classes these are plain values.
     """
     for each in known:
         is_users = type(each).__module__.partition(".")[0] not in ("torch", *OURS)
@@ -252,8 +254,28 @@ def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
             continue
         # At once: the training may set attributes meanwhile.
         for name, value in [*vars(each).items()]:
-            if name not in names and (is_users or isinstance(value, PLAIN)):
+            is_looked_at = isinstance(value, PLAIN) or (
+                is_users and not _is_made_anew(each, name, value)
+            )
+            if name not in names and is_looked_at:
                 yield (id(each), type(each).__qualname__, name), value
+
+
+def _is_made_anew(part: Any, name: str, value: Any) -> bool:
+    """Whether each forward pass makes an attribute anew, as far as can be seen.
+
+    So are weights that torch's `weight_norm`, `spectral_norm` and `prune` compute from parameters,
+    and a loss that the part leaves for its caller: a number of this step's graph, which nothing in
+    the part's class reads. A hidden state looks like other tensors that are left for the caller.
+    A variable of a context is the same object in each step, and its values belong to callers.
+    """
+    if isinstance(value, torch.Tensor):
+        kind: type = type(part)
+        sources = vars(part).get("_parameters", {}).keys()
+        if f"{name}_orig" in sources or {f"{name}_g", f"{name}_v"} <= sources:
+            return True
+        return not value.ndim and value.grad_fn is not None and name not in names_read(kind)
+    return isinstance(value, ContextVar)
 
 
 _OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))

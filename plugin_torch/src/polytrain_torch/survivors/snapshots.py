@@ -1,7 +1,7 @@
 """What can be reached from variables, as it was at one time, to compare it with a later time.
 
-Objects are equal if they hold the same, so a list that is made again each time is no change. All
-that is compared by its identity is held, because a number of an object that is gone comes back.
+Objects are equal if they hold the same, so a list that is made again each time is no change. What
+is compared by its identity isn't kept alive: it may be large, and on a GPU.
 What lies nearest is looked at first and whole, small things before large ones: what a loop adds up
 is small beside its data.
 """
@@ -19,6 +19,7 @@ import marshal
 import math
 import queue
 import random
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,13 @@ class Snapshot:
             self._reached[id(each)] = each
             self._objects[id(each)] = _Object(("known", self._identity(each)))
 
+    def apart(self, fetching: Collection[CodeType]) -> Snapshot:
+        """Return another snapshot with the same known objects; this one has no values yet."""
+        found = Snapshot((), fetching)
+        found._reached, found._objects = self._reached.copy(), self._objects.copy()
+        found._held = self._held.copy()
+        return found
+
     def add(self, value: Any) -> _Reference:
         """Return a reference to a value, which `take` is going to take down."""
         if isinstance(value, PLAIN):
@@ -146,8 +154,14 @@ class Snapshot:
         return True
 
     def _identity(self, value: Any) -> int:
-        self._held.append(value)
-        return id(value)
+        """Return a number of an object that no other one gets, also once this one is gone."""
+        try:
+            # An object has one weak reference as long as somebody holds that.
+            held: Any = weakref.ref(value)
+        except TypeError:
+            held = value
+        self._held.append(held)
+        return id(held)
 
     def _refer(self, look: Any, values: Iterator[Any] | Collection[Any]) -> _Object:
         return _Object(look, [self.add(each) for each in values])
