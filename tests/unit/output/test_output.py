@@ -277,6 +277,29 @@ def test_a_log_is_opened_again_after_an_error(
     assert (logs / "rank_0.log").read_text() == "one\ntwo\n"
 
 
+def test_nothing_is_called_missing_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS says at the close, too, that a file can't be written."""
+    close = os.close
+
+    def fails(descriptor: int) -> None:
+        is_log = os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log")
+        close(descriptor)
+        if is_log:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    logs = tmp_path / "logs"
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", Failing(at=range(1)))
+            patch.setattr("os.close", fails)
+            output.write(wrote("two\n"))
+    assert (logs / "rank_0.log").read_text() == "one\ntwo\n"
+    assert "missing" not in caplog.text
+
+
 def test_an_error_that_is_there_at_the_end_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,8 +51,9 @@ class RankLog:
         try:
             self._append()
         except OSError as error:
-            # A file server that was replaced doesn't know the open file any more.
-            self.release()
+            # A file server that was replaced doesn't know the open file any more. What a close says
+            # then isn't news: the text is kept.
+            self._release(lambda error: None)
             self._failing_since = since = self._failing_since or now
             self._next_try = now + _PAUSE_S
             if not is_temporary(error) or now - since >= retry_s:
@@ -87,12 +88,15 @@ class RankLog:
 
     def release(self) -> None:
         """Close the file; the next text opens it again."""
+        self._release(self._warn)
+
+    def _release(self, warn: Callable[[OSError], None]) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             try:
                 os.close(descriptor)
             except OSError as error:  # NFS flushes its cache here
-                self._warn(error)
+                warn(error)
 
     def _append(self) -> None:
         if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
