@@ -148,8 +148,8 @@ class Engine(ABC, Generic[Model]):
     def save(self, model: Model, directory: Path) -> None:
         """Write the model as plain files into an empty directory.
 
-        It is called again, by this rank alone and with another directory, if the disk was full:
-        call no collective after the first file is opened.
+        If it raises the system's error of a full disk or quota, this rank alone calls it again,
+        with another directory. If ranks save together, raise another error.
         """
 
     @abstractmethod
