@@ -174,6 +174,35 @@ def test_a_log_goes_on_after_an_error_in_the_middle_of_a_line(
     )
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_log_is_opened_again_on_another_file_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """The server doesn't know the open file any more; without its last lines that is an error."""
+    path, write = tmp_path / "run" / "journal", os.write
+    storage = LocalStorage(tmp_path / "run", retry_s=30 if is_whole else 0)
+    with storage.open_log("journal", series="1") as log:
+        log.write('{"line": 1}\n')
+        old = tmp_path / "old"
+        path.rename(old)
+        path.write_bytes(old.read_bytes() if is_whole else b"")
+
+        def is_stale(descriptor: int, data: bytes) -> int:
+            if os.path.samestat(old.stat(), os.fstat(descriptor)):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return write(descriptor, data)
+
+        monkeypatch.setattr("os.write", is_stale)
+        if is_whole:
+            log.write('{"line": 2}\n')
+            log.sync()
+            assert b"".join(storage.read_log("journal")) == b'{"line": 1}\n{"line": 2}\n'
+        else:
+            for _ in range(2):
+                with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+                    log.write('{"line": 2}\n')
+
+
 def test_a_log_is_synced_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path / "run", retry_s=30)
     with storage.open_log("journal", series="1") as log:

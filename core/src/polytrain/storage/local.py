@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -319,9 +319,12 @@ class _AppendedFile:
     """An unbuffered file: what has been written survives this process."""
 
     def __init__(self, files: Beneath, path: str) -> None:
+        self._files = files
+        self._path = path
         self._descriptor = files.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
-            self.unwritten = b"\n" if _is_torn(self._descriptor) else b""
+            self._end = os.fstat(self._descriptor).st_size
+            self.unwritten = b"\n" if _is_torn(self._descriptor, self._end) else b""
         except BaseException:
             self.close()
             raise
@@ -330,27 +333,49 @@ class _AppendedFile:
 
     def write(self) -> None:
         # Count what each call has written, so that a retry doesn't write it again.
-        while self.unwritten:
-            written = os.write(self._descriptor, self.unwritten)
-            self.unwritten = self.unwritten[written:]
-            self.size += written
+        with self._reopened_after_error():
+            while self.unwritten:
+                written = os.write(self._descriptor, self.unwritten)
+                self.unwritten = self.unwritten[written:]
+                self.size += written
+                self._end += written
 
     def empty(self) -> None:
         self.unwritten = b""
         if self.size:
             os.ftruncate(self._descriptor, 0)
-            self.size = 0
+            self.size = self._end = 0
 
     def sync(self) -> None:
-        os.fsync(self._descriptor)
+        with self._reopened_after_error():
+            os.fsync(self._descriptor)
+
+    @contextmanager
+    def _reopened_after_error(self) -> Iterator[None]:
+        """Open the file again after an error, for the next try.
+
+        A file server that was replaced doesn't know the open file any more. If it has lost what was
+        written, the next try has to fail as well.
+        """
+        try:
+            yield
+        except OSError:
+            with suppress(OSError):
+                descriptor = self._files.open(self._path, os.O_RDWR | os.O_APPEND)
+                try:
+                    if os.fstat(descriptor).st_size >= self._end:
+                        # Its number stays: another thread may be about to sync it.
+                        os.dup2(descriptor, self._descriptor, inheritable=False)
+                finally:
+                    os.close(descriptor)
+            raise
 
     def close(self) -> None:
         os.close(self._descriptor)
 
 
-def _is_torn(descriptor: int) -> bool:
+def _is_torn(descriptor: int, size: int) -> bool:
     """Return whether the last line is incomplete, because its writer died."""
-    size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
