@@ -11,6 +11,7 @@ import torch
 
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch, prepare_model
+from polytrain_torch.checkpoints.sharded_parts import with_state
 
 
 def shards(config: dict[str, Any]) -> None:
@@ -105,3 +106,10 @@ def test_layers_are_sharded_by_fsdp_only() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"sharded_layers: parallel_strategy='ddp'"):
         prepare_model(model, sharded_layers=model)
+
+
+def test_the_parameters_with_a_state_are_those_of_one_optimizer() -> None:
+    saved = ["adam.state.a.w.step", "adam.state.b.w.inner.step", "adam.param_groups.a.w2.lr"]
+    found = with_state("adam", [*saved, "other.state.c.w.step", "model.d.w"])
+    assert {each for each in found if each.endswith("w")} == {"a.w", "b.w"}
+    assert not with_state("ada", saved)

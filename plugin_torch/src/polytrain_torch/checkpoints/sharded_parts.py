@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,17 +147,13 @@ class ShardedParts:
         if not names:
             return
         saved = SafeReader(directory).read_metadata().state_dict_metadata
-        states = {
-            name: self.state(name, has_state=any(key.startswith(f"{name}.state.") for key in saved))
-            for name in names
-        }
+        of_optimizers = {name: with_state(name, saved) for name in names}
+        states = {name: self.state(name, has_state=bool(of_optimizers[name])) for name in names}
         for name, state in states.items():
             if "param_groups" in state:
                 # torch has made a state for each trained parameter; some may have none there.
                 state["state"] = {
-                    key: its
-                    for key, its in state["state"].items()
-                    if any(each.startswith(f"{name}.state.{key}.") for each in saved)
+                    key: its for key, its in state["state"].items() if key in of_optimizers[name]
                 }
         load_sharded(states, directory)
         for name, state in states.items():
@@ -205,6 +201,24 @@ def is_consolidated(part: Any) -> bool:
     torch's ZeroRedundancyOptimizer does so: on other ranks its `state_dict` raises.
     """
     return hasattr(part, "consolidate_state_dict")
+
+
+def with_state(optimizer: str, saved: Iterable[str]) -> set[str]:
+    """Return the parameters of which a checkpoint has an optimizer's state.
+
+    Args:
+        optimizer: the optimizer's name.
+        saved: the names of all that the checkpoint has. A part of a nested state has a longer one,
+            so all beginnings are returned that may be a parameter's.
+    """
+    found: set[str] = set()
+    prefix = f"{optimizer}.state."
+    for each in saved:
+        own = each.removeprefix(prefix) if each.startswith(prefix) else ""
+        # Its beginnings are there already if it is.
+        while (own := own.rpartition(".")[0]) and own not in found:
+            found.add(own)
+    return found
 
 
 def _without_wrappers(name: str) -> str:
