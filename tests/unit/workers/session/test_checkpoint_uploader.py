@@ -18,8 +18,9 @@ from polytrain.config.configs import RunConfig
 from polytrain.errors import CheckpointError
 from polytrain.linux import progress_page
 from polytrain.linux.progress_page import WorkerStage
+from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import DrainAttempt, message_of
-from polytrain.workers.session.checkpoint_files import CheckpointFiles
+from polytrain.workers.session.checkpoint_files import CheckpointFiles, _fetch
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 
 
@@ -141,6 +142,31 @@ def test_a_disk_that_stays_full_is_waited_for_once(
         submit(tmp_path, disk, monkeypatch, timeout_s=600)
     assert 500 < disk.now <= 600
     assert disk.tries < 30
+
+
+def test_a_checkpoint_from_elsewhere_is_waited_for_once_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its storage works, and has no part in the wait for room on the node."""
+    place = Location.of("memory://elsewhere")
+    place.open().write("model", b"weights")
+
+    class Fetched(Disk):
+        def write(self, directory: Path) -> Mapping[str, Any]:
+            return _fetch(place, directory)
+
+        def copied(self, *_: object) -> str:
+            self.tries += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk = Fetched(errno.ENOSPC)
+    monkeypatch.setattr("polytrain.storage.remote.copied", disk.copied)
+    with pytest.raises(CheckpointError, match="also after a wait"):
+        submit(tmp_path, disk, monkeypatch, timeout_s=600)
+    assert 500 < disk.now <= 600
+    assert disk.tries < 30
+    assert len(caplog.messages) == 1
+    assert not place.health.has_failed
 
 
 def test_a_stop_ends_the_wait_and_a_move_does_not(
