@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -228,6 +229,35 @@ def test_an_answer_that_a_client_cannot_decode_is_asked_for_again(clock: Clock) 
     storage = RemoteStorage(filesystem, "run", root="s3://run", retry_s=600)
     storage.write("model", b"content")
     assert clock.waits
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (OSError("AWS Error ACCESS_DENIED during DeleteObjects operation"), ["all"]),
+        (OSError("AWS Error ExpiredToken during DeleteObjects operation"), ["all"]),
+        (TimeoutError("no answer"), ["all"]),
+        (OSError("AWS Error UNKNOWN (HTTP status 501) during DeleteObjects"), ["all", "list"]),
+    ],
+)
+def test_files_are_deleted_singly_only_if_the_service_lacks_the_call_for_many(
+    error: OSError, calls: list[str]
+) -> None:
+    made = []
+
+    def delete_dir(path: str) -> None:
+        made.append("all")
+        raise error
+
+    def get_file_info(selector: Any) -> list[Any]:
+        made.append("list")
+        return []
+
+    filesystem = SimpleNamespace(type_name="s3", delete_dir=delete_dir, get_file_info=get_file_info)
+    storage = RemoteStorage(filesystem, "run", root="s3://run", retry_s=0)
+    with contextlib.suppress(OSError):
+        storage.delete_below("checkpoint")
+    assert made == calls
 
 
 def never(clock: Clock) -> Storage:

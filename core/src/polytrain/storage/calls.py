@@ -135,11 +135,8 @@ class StorageHealth:
 
     def has_lost(self, error: OSError) -> bool:
         """Return whether an error refuses access that this process has had for a while."""
-        # A subclass says that a file is no one of the run's.
-        is_refusal = type(error) is PermissionError or error.errno in _REFUSALS
-        is_refusal = is_refusal or any(word in str(error) for word in _REFUSAL_WORDS)
-        is_refusal = is_refusal and not isinstance(error, TargetError)
-        return is_refusal and time.monotonic() - self._worked_at > _AT_FIRST_S
+        is_lost = is_refusal(error) and not isinstance(error, TargetError)
+        return is_lost and time.monotonic() - self._worked_at > _AT_FIRST_S
 
     def __reduce__(self) -> tuple[type[StorageHealth], tuple[()]]:
         # Another process has a connection of its own, and finds out for itself.
@@ -296,6 +293,13 @@ def is_temporary(error: BaseException) -> bool:
         return False
     text = str(error)
     return not any(word in text for word in _PERMANENT_WORDS)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Return whether a storage refuses access."""
+    # A subclass says that a file is no one of the run's.
+    is_refused = type(error) is PermissionError or error.errno in _REFUSALS
+    return is_refused or any(word in str(error) for word in _REFUSAL_WORDS)
 
 
 def is_passing(error: OSError) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.calls import StorageHealth, answered, at_once, retry
+from polytrain.storage.calls import StorageHealth, answered, at_once, is_refusal, retry
 from polytrain.storage.protocol import READS_AT_MOST, copied, expect_size
 
 Answer = TypeVar("Answer")
@@ -150,7 +150,9 @@ class RemoteStorage:
         def delete_singly() -> None:
             try:
                 delete()
-            except OSError:
+            except OSError as error:
+                if is_refusal(error) or isinstance(error, TimeoutError):
+                    raise
                 # Services that imitate S3 may lack its call for many objects.
                 for _ in at_once(self.delete, self.list(directory)):
                     pass
