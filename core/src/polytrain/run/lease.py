@@ -225,6 +225,7 @@ class Lease:
     def _write(self, owner: _Owner) -> None:
         """Write the lease, unless it is lost; only that raises."""
         content = json.dumps(asdict(owner)).encode()
+        lease = f"The lease {self.path} in {self._no_retry.root}"
         try:
             self._no_retry.replace(self.path, content, check=lambda: self._check(self._no_retry))
         except RunOwnedError:
@@ -232,9 +233,11 @@ class Lease:
         except Exception as error:  # a storage's client may raise anything
             # Another driver that finds the old file waits until the lease expires.
             if not self._is_late:
-                logger.warning("The lease %s can't be renewed now: %s", self.path, error)
+                logger.warning("%s can't be renewed now: %s", lease, error)
             self._is_late = True
         else:
+            if self._is_late:
+                logger.warning("%s is renewed again.", lease)
             self._is_late = False
 
 
