@@ -271,8 +271,8 @@ def _is_made_anew(part: Any, name: str, value: Any) -> bool:
     """
     if isinstance(value, torch.Tensor):
         kind: type = type(part)
-        sources = vars(part).get("_parameters", {}).keys()
-        if f"{name}_orig" in sources or {f"{name}_g", f"{name}_v"} <= sources:
+        sources = (getattr(part, f"{name}_{each}", None) for each in ("orig", "g"))
+        if any(isinstance(each, torch.nn.Parameter) for each in sources):
             return True
         return not value.ndim and value.grad_fn is not None and name not in names_read(kind)
     return isinstance(value, ContextVar)
