@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import pytest
 
 from polytrain.testing.processes import title
 
-_PROCESSES, _STACKS_S = 30, 10
-"""How many are shown at most, and seconds for the stacks of one."""
+_PROCESSES, _STACKS_S, _ALL_S = 30, 10, 60
+"""How many are shown at most, and seconds for the stacks of one and of all: those of a stopped
+process can't be had."""
 
 _terminal: pytest.TerminalReporter | None = None
 
@@ -34,7 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
         own(terminal)
         below = psutil.Process().children(recursive=True)
         pythons = [each for each in below if "python" in title(each) or "ray::" in title(each)]
+        ends = time.monotonic() + _ALL_S
         for process in pythons[:_PROCESSES]:
+            if time.monotonic() > ends:
+                break
             terminal.sep("~", title=f"Stacks of {process.pid}: {title(process)[:60]}")
             terminal.write(_stacks_of(process.pid))
 

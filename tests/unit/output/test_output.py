@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from tests.descriptors import opened, since
 
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.events.output import Output
@@ -382,14 +383,14 @@ def test_more_ranks_write_than_a_process_may_open_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By default a process may open 1024 files, and the checkpoints of the run need some."""
-    before = {*os.listdir("/proc/self/fd")}
+    before = opened()
     with WorkerOutput(tmp_path / "logs", retry_s=30, show="none") as output:
         for text in ("begins\n", "trains\n"):
             for rank in range(600):
                 output.write(wrote(text, rank=rank))
-        assert len({*os.listdir("/proc/self/fd")} - before) < 200
-    # Fewer may be open: what earlier tests have left is collected at any time.
-    assert {*os.listdir("/proc/self/fd")} <= before
+        assert len(since(before)) < 200
+    # What earlier tests have left is closed at any time, and its number is free then.
+    assert since(before) == {}
     logs = [tmp_path / "logs" / f"rank_{rank}.log" for rank in range(600)]
     assert {log.read_text() for log in logs} == {"begins\ntrains\n"}
     assert not caplog.records

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from tests.descriptors import opened, since
 from tests.unit.record.lines import write_transition
 
 from polytrain.config.configs import FailureConfig
@@ -221,14 +221,14 @@ def test_a_journal_whose_end_cannot_be_written_leaves_no_file_open(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = {*os.listdir("/proc/self/fd")}
+    before = opened()
     with journal_in(tmp_path, retry_s=0) as journal:
         journal.write(Opened(anew=True, identity={}, world_size=1))
         journal.report(Reported(attempt=0, rank=0, step=1, metrics={"loss": 0.5}))
         monkeypatch.setattr("os.write", full)
     assert "The end of the journal can't be written: [Errno 28]" in caplog.text
-    # Fewer may be open: what earlier tests have left is collected at any time.
-    assert {*os.listdir("/proc/self/fd")} <= before
+    # What earlier tests have left is closed at any time, and its number is free then.
+    assert since(before) == {}
 
 
 def test_a_report_that_is_not_kept_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:

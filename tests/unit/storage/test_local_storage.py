@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptors import opened, since
 
 from polytrain.storage.local import LocalStorage
 
@@ -216,20 +217,20 @@ def test_a_log_that_cannot_be_opened_leaves_no_descriptor_open(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int
 ) -> None:
     """The writer that left drafts is gone: the next one has to write them."""
-    before = {*os.listdir("/proc/self/fd")}
+    before = opened()
     with storage.open_log("journal", series="1") as gone:
         gone.draft("draft\n")
     monkeypatch.setattr(f"os.{call}", Failing(getattr(os, call), directory=tmp_path, at=at))
     with pytest.raises(OSError, match="Input/output error"):
         storage.open_log("journal", series="2")
-    # Fewer may be open: what earlier tests have left is collected at any time.
-    assert {*os.listdir("/proc/self/fd")} <= before
+    # What earlier tests have left is closed at any time, and its number is free then.
+    assert since(before) == {}
 
 
 def test_a_log_that_cannot_be_closed_leaves_no_descriptor_open(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {*os.listdir("/proc/self/fd")}
+    before = opened()
     close, log = os.close, storage.open_log("journal", series="1")
     log.draft("draft\n")
 
@@ -242,8 +243,8 @@ def test_a_log_that_cannot_be_closed_leaves_no_descriptor_open(
         patch.setattr("os.close", closed_with_error)
         with pytest.raises(OSError, match="Input/output error"):
             log.__exit__()
-    # Fewer may be open: what earlier tests have left is collected at any time.
-    assert {*os.listdir("/proc/self/fd")} <= before
+    # What earlier tests have left is closed at any time, and its number is free then.
+    assert since(before) == {}
 
 
 def test_what_could_not_be_appended_comes_before_the_next_line(

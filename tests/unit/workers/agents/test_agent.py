@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
+from tests.descriptors import opened, since
 from tests.unit.workers.agents.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
@@ -281,13 +282,13 @@ def test_a_refused_fork_leaves_no_descriptor_open(
     FakeZygoteClient.theirs = socket.socket()
 
     async def test(agent: HeardAgent) -> None:
-        before = os.listdir("/proc/self/fd")
+        before = opened()
         for attempt in range(3):
             await launch(agent, attempt)
             failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
-        # Fewer may be open: what earlier tests have left is collected at any time.
-        assert {*os.listdir("/proc/self/fd")} <= {*before}
+        # What earlier tests have left is closed at any time, and its number is free then.
+        assert since(before) == {}
 
     with_agent(spec, test)
 
@@ -308,12 +309,12 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
     FakeZygoteClient.theirs = socket.socket()
 
     async def test(agent: HeardAgent) -> None:
-        before = os.listdir("/proc/self/fd")
+        before = opened()
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
             await launch(agent, attempt)
             await received(agent, Failed)
-        assert {*os.listdir("/proc/self/fd")} <= {*before}
+        assert since(before) == {}
 
     with_agent(spec, test)
 
