@@ -302,7 +302,9 @@ def has(owner, name):
     if not inspect.isclass(owner):
         return False
     # An attribute that only objects have, of this class or another one, is set by a method.
-    return any(re.search(rf"\.{name}\b", source_of(base)) for base in owner.__mro__)
+    # Of an argument, such as `f(self.a, b=1)`, the sign has no spaces around it.
+    set_there = rf"\.{name}\b(,\s*[\w.]+)*\)?(:[^=\n]+)?\s=\s"
+    return any(re.search(set_there, source_of(base)) for base in owner.__mro__)
 
 @functools.cache
 def source_of(cls):
