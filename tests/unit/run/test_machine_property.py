@@ -195,7 +195,9 @@ class SimulatedGroup:
             case AcquireWorkers(avoid=avoid):
                 self._place(avoid)
             case EndAttempt(root=root):
-                self.free_restarts += root is None or root.kind is FailureKind.PREEMPTED
+                is_free = root is None or root.kind is FailureKind.PREEMPTED
+                # A node that has joined the run couldn't begin.
+                self.free_restarts += is_free or bool(self.state.attempts[-1].unfit)
             case DrainAttempt(attempt=attempt):
                 for worker in self.workers.values():
                     assert worker.attempt == attempt
