@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,9 @@ from polytrain.data_errors import ReadError
 from polytrain.linux.progress_page import Page, write_to
 
 ROWS = 6
+
+EOF: Any = ssl.SSLEOFError
+"""A connection that has ended without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,11 @@ def broken() -> OSError:
         OSError("AWS Error UNKNOWN (HTTP status 503) during GetObject operation"),
         OSError("google::cloud::Status(UNAVAILABLE: try again)"),
         OSError("Azure Error: [ServerBusy] 503"),
+        OSError("Azure Error: [] Connection was closed by the server"),
+        OSError("AWS Error UNKNOWN (HTTP status 408) during GetObject operation"),
+        OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)),
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+        EOF(8, "EOF occurred in violation of protocol"),
         TimeoutError("the read operation timed out"),
     ],
 )

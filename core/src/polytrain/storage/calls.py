@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,6 +93,14 @@ _PASSING = frozenset(
         errno.ECONNREFUSED,
         errno.ECONNRESET,
         errno.EPIPE,
+        errno.ESHUTDOWN,
+        errno.ENOTCONN,
+        errno.EPROTO,
+        errno.ENOLINK,
+        errno.ETIME,
+        errno.ENOLCK,
+        errno.ENOBUFS,
+        errno.ENOMEM,
         errno.EHOSTDOWN,
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
@@ -99,15 +108,15 @@ _PASSING = frozenset(
         errno.ENETUNREACH,
         errno.ENOSPC,
         errno.EDQUOT,
+        # Of a name server. Its numbers are negative.
+        socket.EAI_AGAIN,
     }
 )
 _OF_SERVICE = re.compile(r"AWS Error|google::cloud::Status|Azure Error")
-_PASSING_OF_SERVICE = re.compile(
-    r"HTTP status (5\d\d|429)|NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|SlowDown|THROTTLING"
-    r"|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|INTERNAL_ERROR|InternalError|curlCode"
-    r"|Status\((UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|INTERNAL)\b"
-    r"|ServerBusy|OperationTimedOut|[Tt]imed? ?out"
+_STAYING_OF_SERVICE = re.compile(
+    r"HTTP status 4(?!08|29)\d\d|NotFound|NOT_FOUND|NoSuch|NO_SUCH|InvalidArgument|INVALID_ARGUMENT"
 )
+"""What a service says of a request that it refuses. What passes, it says in many ways."""
 
 
 class TargetError(OSError):
@@ -308,12 +317,15 @@ def is_passing(error: OSError) -> bool:
     For calls that read what users give: there, any other error is more likely to stay. It may be
     that of a damaged file, of a socket among the files, or of a process with too many open files.
     """
+    # Loaded here, as few errors are looked at. These have numbers of their own.
+    from ssl import SSLEOFError, SSLZeroReturnError
+
+    if isinstance(error, ConnectionError | TimeoutError | SSLEOFError | SSLZeroReturnError):
+        return True
     if error.errno is not None:
         return error.errno in _PASSING
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
     text = str(error)
-    is_of_service = _OF_SERVICE.search(text) and _PASSING_OF_SERVICE.search(text)
+    is_of_service = _OF_SERVICE.search(text) and not _STAYING_OF_SERVICE.search(text)
     return bool(is_of_service) and is_temporary(error)
 
 
