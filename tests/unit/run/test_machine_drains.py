@@ -20,6 +20,7 @@ from polytrain.events.attempt import (
     DrainWanted,
     Event,
     Failed,
+    Joined,
     PlacementFailed,
     Purpose,
     SavesOnRequest,
@@ -509,10 +510,18 @@ def told_of(nodes: dict[str, list[int]], *, deadline_ms: int | None) -> DrainAtt
     return DrainAttempt(attempt=0, preemption=preemption)
 
 
-def grown(*, max_failures: int = 0) -> Play:
-    """A run that has trained on a node, and is joined by two others."""
-    play = Play(2, max_failures=max_failures).launched().training().tell(reported(0, 1), RESIZE)
-    return play.tell(drained(), *killed(2), placed(4, per_node=1)).training()
+def grown(*, joined_at: float | None = 0.0) -> Play:
+    """A run that has trained on a node, and is joined by others.
+
+    Args:
+        joined_at: when all ranks have joined, after a launch at 0; None if they haven't.
+    """
+    play = Play(2).launched().training().tell(reported(0, 1), RESIZE)
+    play.tell(drained(), *killed(2), placed(4, per_node=1))
+    if joined_at is None:
+        return play.tell(*(offered(rank, 1) for rank in range(4)))
+    play.now = joined_at
+    return play.training()
 
 
 @pytest.mark.parametrize(
@@ -574,9 +583,31 @@ def test_errors_that_follow_on_other_ranks_do_not_excuse_a_node() -> None:
     assert play.latest[-1] == without_nodes(2)
 
 
-def test_an_attempt_that_has_trained_for_long_without_a_report_is_counted() -> None:
+@pytest.mark.parametrize("ranks", [(), (2,), (2, 3)])
+def test_however_long_ranks_are_late_their_nodes_are_left(ranks: tuple[int, ...]) -> None:
     play = grown()
     play.now = 3600.0
+    left = ranks or (1, 2, 3)
+    assert play.tell(late(*ranks), *killed(4, 1)).latest[-1] == without_nodes(*left)
+
+
+def test_ranks_that_wait_long_for_each_other_have_not_trained_meanwhile() -> None:
+    play = grown(joined_at=300.0)
+    play.now = 305.0
+    assert play.tell(raised(2, attempt=1), *killed(4, 1)).latest[-1] == without_nodes(2)
+
+
+def test_a_process_that_crashes_before_all_have_joined_has_not_trained() -> None:
+    play = grown(joined_at=None)
+    play.tell(*(Joined(attempt=1, rank=rank) for rank in (0, 1, 3)))
+    play.now = 60.0
+    play.tell(exited(2, 1, killed=False, how="killed by SIGILL"), *killed(4, 1))
+    assert play.latest[-1] == without_nodes(2)
+
+
+def test_an_attempt_that_has_trained_for_long_without_a_report_is_counted() -> None:
+    play = grown(joined_at=300.0)
+    play.now = 330.0
     play.tell(raised(2, attempt=1), *killed(4, 1))
     assert play.conclusion().reason == "max_failures=0 allows no restart"
 

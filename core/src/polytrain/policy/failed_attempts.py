@@ -11,7 +11,7 @@ from typing import Any
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Diverged
 
-_TRAINED_S = 30.0
+TRAINED_S = 30.0
 """An attempt that lasts this long counts as trained, even without a report."""
 
 BUGS = frozenset(
@@ -140,7 +140,7 @@ class FailedAttempt:
     @property
     def has_trained(self) -> bool:
         """Whether it got beyond its start: it reported a step, or lasted long enough."""
-        return self.has_reported or self.lasted_s >= _TRAINED_S
+        return self.has_reported or self.lasted_s >= TRAINED_S
 
     @property
     def is_charged(self) -> bool:

@@ -46,6 +46,7 @@ from polytrain.events.attempt import (
 from polytrain.events.notices import PreemptionInfo, earliest
 from polytrain.policy.failed_attempts import (
     NOT_JOINED,
+    TRAINED_S,
     FailedAttempt,
     failed_attempt,
     is_crash,
@@ -138,7 +139,9 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             steps = state.steps
             if rank not in steps:
                 steps = steps.insert(rank, state.committed)
-            return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
+            joined_at = now if len(steps) == state.world_size else math.inf
+            state = replace(state, steps=steps, joined_at=joined_at)
+            return Transition(state=state, reason=f"rank {rank} joined")
         case SavesOnRequest():
             return Transition(state=replace(state, saves=True))
         case ConditionMet():
@@ -210,6 +213,7 @@ def _launched(state: State, *, reason: str, now: float) -> Transition:
             phase=Gathering(),
             launches=state.launches + 1,
             launched_at=now,
+            joined_at=math.inf,
             steps=HashTrieMap(),
             has_reported=False,
         ),
@@ -560,9 +564,13 @@ def _unfit_nodes(
     root = failed.root
     known = state.trained_on.union(loss.node for loss in state.losses if loss.is_last)
     joined = frozenset(state.nodes) - known
-    if failed.has_trained or failed.on_every_rank or not state.trained_on:
+    if failed.has_reported or failed.on_every_rank or not state.trained_on:
         return frozenset()
     if root.kind not in _AT_THE_BEGINNING:
+        return frozenset()
+    # Ranks may wait for each other, and load, for as long as the limits allow.
+    trained_s = state.launched_at + failed.lasted_s - state.joined_at
+    if root.kind is not FailureKind.STARTUP and trained_s >= TRAINED_S:
         return frozenset()
     if root.kind is FailureKind.WORKER_LOST and not is_crash(root.message):
         return frozenset()

@@ -6,6 +6,7 @@ doesn't grow with the number of workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -145,6 +146,9 @@ class State:
     """Number of launched attempts."""
 
     launched_at: float = 0.0
+
+    joined_at: float = math.inf
+    """Time at which the last rank joined this attempt; infinite if some haven't."""
 
     committed: int = 0
     """Step of the newest checkpoint, from which an attempt starts."""
