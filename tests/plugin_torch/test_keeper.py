@@ -480,10 +480,7 @@ class Stateful(torch.nn.Module):
         self.hidden, self.seen, self.numbers = torch.zeros(2), [0], random.Random(0)
         self.constants = {"sizes": [2, 3], "zeros": torch.zeros(2)}
         self.pruned_orig = torch.nn.Parameter(torch.zeros(2))
-        self.variable, self.mean = ContextVar("variable", default=0), torch.zeros(())
-
-    def add(self) -> None:
-        self.mean = self.mean.detach() / 2 + self.weight.sum() + 1
+        self.variable = ContextVar("variable", default=0)
 
 
 class Counting(torch.optim.SGD):
@@ -497,13 +494,14 @@ class Counting(torch.optim.SGD):
         ("part.hidden = part.hidden + 1", "'hidden' of a Stateful"),
         ("part.seen.append(1)", "'seen' of a Stateful"),
         ("part.numbers.random()", "'numbers' of a Stateful"),
-        ("part.add()", "'mean' of a Stateful"),
         ("part.map = part.weight + torch.rand(2)", "'map' of a Stateful"),
+        # The loop, or another module, may use it in the next step.
+        ("part.loss = part.weight.sum() + torch.rand(())", "'loss' of a Stateful"),
         ("model.temperature *= 0.9", "'temperature' of a Sequential"),
         ("optimizer.count += 1", "'count' of a Counting"),
         # What each forward pass makes anew carries nothing.
         ("part.pruned = part.pruned_orig * torch.rand(2)", ""),
-        ("part.loss = part.weight.sum() + torch.rand(())", ""),
+        ("part.loss = part.weight.sum() + torch.rand(()); del part.loss", ""),
         ("part.variable.set(1)", ""),
         ("part.constants = {'sizes': [2, 3], 'zeros': torch.zeros(2)}", ""),
     ],

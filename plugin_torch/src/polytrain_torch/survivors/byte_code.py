@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 
 _SUPPRESSES = ("suppress", "swallow", "ignore", "catch", "raises")
 """Parts of names of context managers that suppress errors. Others aren't expected to."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_GLOBAL", "LOAD_DEREF")
-
-_READS = ("LOAD_ATTR", "LOAD_METHOD")
 
 _CACHE = dis.opmap["CACHE"]
 
@@ -261,24 +258,3 @@ def globals_of(code: CodeType) -> tuple[str, ...]:
 def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     """Return a function's instructions. It takes milliseconds, in each attempt's first steps."""
     return tuple(dis.get_instructions(code))
-
-
-@functools.cache
-def names_read(kind: type) -> frozenset[str]:
-    """Return the attributes that a class's functions read of whatever object, and their texts."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for value in vars(base).values():
-                own = value.fget if isinstance(value, property) else value
-                own = own.__func__ if isinstance(own, staticmethod | classmethod) else own
-                if isinstance(own, FunctionType):
-                    found |= _read_by(inspect.unwrap(own).__code__)
-    return frozenset(found)
-
-
-def _read_by(code: CodeType) -> set[str]:
-    read = {each.argval for each in dis.get_instructions(code) if each.opname in _READS}
-    texts = {each for each in code.co_consts if isinstance(each, str)}
-    inner = [_read_by(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return read.union(texts, *inner)

@@ -33,7 +33,6 @@ from polytrain_torch.survivors.byte_code import (
     instruction_of,
     loops_of,
     names_in_iterable,
-    names_read,
     read_after,
     targets_around,
 )
@@ -264,17 +263,14 @@ def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
 def _is_made_anew(part: Any, name: str, value: Any) -> bool:
     """Whether each forward pass makes an attribute anew, as far as can be seen.
 
-    So are weights that torch's `weight_norm`, `spectral_norm` and `prune` compute from parameters,
-    and a loss that the part leaves for its caller: a number of this step's graph, which nothing in
-    the part's class reads. A hidden state looks like other tensors that are left for the caller.
-    A variable of a context is the same object in each step, and its values belong to callers.
+    So are weights that torch's `weight_norm`, `spectral_norm` and `prune` compute from parameters.
+    A loss that is left for the caller isn't known from one that the next step uses, nor a hidden
+    state from other tensors. A variable of a context is the same object in each step, and its
+    values belong to callers.
     """
     if isinstance(value, torch.Tensor):
-        kind: type = type(part)
         sources = (getattr(part, f"{name}_{each}", None) for each in ("orig", "g"))
-        if any(isinstance(each, torch.nn.Parameter) for each in sources):
-            return True
-        return not value.ndim and value.grad_fn is not None and name not in names_read(kind)
+        return any(isinstance(each, torch.nn.Parameter) for each in sources)
     return isinstance(value, ContextVar)
 
 
