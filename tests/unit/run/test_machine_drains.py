@@ -52,6 +52,7 @@ def wanted(purpose: Purpose, *nodes: str, ranks: frozenset[int] = frozenset()) -
 
 RESIZE = wanted(Purpose.RESIZE)
 STOP = stop_wanted(Stopped(by="observer", reason="enough"))
+SIGNAL = stop_wanted(Stopped(by="signal", reason="SIGINT"))
 
 MOVE = wanted(Purpose.MOVE, "node-1")
 ALL = pytest.mark.parametrize("drain", [RESIZE, MOVE, STOP], ids=lambda d: d.purpose.name)
@@ -188,12 +189,27 @@ def test_nothing_makes_a_run_forget_that_it_is_to_stop(later: DrainWanted) -> No
 
 
 def test_of_two_requests_to_stop_the_first_is_named() -> None:
-    later = stop_wanted(Stopped(by="signal", reason="SIGINT"))
-    play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
+    play = Play(4).launched().training().tell(STOP, SIGNAL, drained(), *killed(4))
     assert play.conclusion().stopped == STOP.stopped
     assert [each for each in play.actions if isinstance(each, DrainAttempt)] == [
-        DrainAttempt(attempt=0, ends_run=True)
+        DrainAttempt(attempt=0)
     ]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [(), (RESIZE,), (MOVE,), (RESIZE, MOVE)],
+    ids=["nothing", "a resize", "a move", "both"],
+)
+def test_only_a_signal_hurries_ranks_whatever_they_were_told_before(
+    before: tuple[DrainWanted, ...],
+) -> None:
+    """Who plans a stop wants the last checkpoint, also if it takes long."""
+    hurried = Play(4).launched().training().tell(*before, SIGNAL)
+    assert hurried.latest == (DrainAttempt(attempt=0, ends_run=True),)
+    assert hurried.tell(SIGNAL, MOVE).latest == ()
+    planned = Play(4).launched().training().tell(*before, STOP)
+    assert planned.latest == (() if before else (DrainAttempt(attempt=0),))
 
 
 def test_a_resize_that_becomes_a_move_is_both() -> None:
@@ -373,7 +389,7 @@ def test_a_stop_does_not_wait_for_a_checkpoint_that_nobody_makes() -> None:
     ],
 )
 def test_a_stop_waits_for_who_makes_checkpoints(event: Event) -> None:
-    assert not_saving().tell(event, STOP).latest == (DrainAttempt(attempt=0, ends_run=True),)
+    assert not_saving().tell(event, STOP).latest == (DrainAttempt(attempt=0),)
 
 
 def test_other_drains_wait_whoever_makes_checkpoints() -> None:

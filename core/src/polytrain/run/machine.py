@@ -269,7 +269,9 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
         )
     # After a condition is met, ranks other than 0 have to continue.
     may_repeat = before is not None and before.purpose is not Purpose.STOP
-    is_news = before is None or (may_repeat and not event.nodes <= before.nodes)
+    is_news = before is None or (
+        may_repeat and (_hurries(event) or not event.nodes <= before.nodes)
+    )
     state = replace(state, drain=event)
     match state.phase:
         case Placing() if stops:
@@ -297,8 +299,13 @@ def _drain_attempt(state: State, drain: DrainWanted) -> DrainAttempt:
     return DrainAttempt(
         attempt=state.attempt,
         preemption=preemption if ranks else None,
-        ends_run=drain.purpose is Purpose.STOP,
+        ends_run=_hurries(drain),
     )
+
+
+def _hurries(drain: DrainWanted) -> bool:
+    """Return whether somebody waits for the end: who plans a stop wants its checkpoint first."""
+    return drain.stopped is not None and drain.stopped.by == "signal"
 
 
 def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transition:

@@ -130,7 +130,7 @@ class DrainAttempt(OfAttempt):
     """The nodes that are about to be taken away, if that is the reason."""
 
     ends_run: bool = False
-    """Whether the run ends then: nothing is waited for that may take long."""
+    """Whether the run ends then by a signal: nothing is waited for that may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

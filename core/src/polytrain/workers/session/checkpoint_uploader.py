@@ -33,7 +33,10 @@ from polytrain.workers.session.messages import (
 )
 
 _PATIENCE_S = 5.0
-"""Seconds to wait at most for room once the run is to end."""
+"""Seconds to wait at most for room once a signal ends the run."""
+
+_SHORTENED = ", after a wait that a signal has shortened"
+"""Part of a message instead of `AFTER_WAIT`: another attempt may wait longer."""
 
 _NAP_S = 0.005
 """Seconds between two polls for a message, in a wait with a deadline."""
@@ -169,7 +172,7 @@ class CheckpointUploader:
             )
 
     def _patience_s(self) -> float:
-        """How many seconds to wait at most for room: not for long once the run is to end."""
+        """How many seconds to wait at most for room: not for long once a signal ends the run."""
         self._take_arrived()
         return _PATIENCE_S if self._ends_run else math.inf
 
@@ -208,6 +211,8 @@ class CheckpointUploader:
             if is_full(error):
                 what, remedy = "No room for a checkpoint in", "Make room there"
                 other, waited = "a larger disk", AFTER_WAIT if self._retry_s else ""
+                if self._ends_run and self._retry_s > _PATIENCE_S:
+                    waited = _SHORTENED
             raise CheckpointError(
                 f"{what} {error.filename} ({error.strerror}){waited}. Earlier checkpoints are "
                 f"intact. {remedy}, or set TMPDIR or RunConfig(storage_path=…) to {other}."

@@ -257,7 +257,7 @@ def to_event(
 
 LEAVE: Message = ["leave"]
 END: Message = ["end"]
-"""As "drain", and the run ends then."""
+"""As "drain", and the run ends then by a signal."""
 
 
 def preemption_of(message: Message) -> PreemptionInfo | None:
