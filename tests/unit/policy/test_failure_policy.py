@@ -162,9 +162,6 @@ def test_a_disk_that_was_waited_for_ends_the_run(where: str) -> None:
     decision = policy_of(max_failures=-1).decide([attempt_of(waited)])
     assert not decision.restart
     assert "Make room" in decision.reason
-    # Others may have room.
-    new = attempt_of(waited, unfit=frozenset({"new"}))
-    assert policy_of(max_failures=-1).decide([new]).restart
     for passing in (at_once, storage_message(full, dataclasses.replace(location, retry_s=0))):
         other = Failure(kind=FailureKind.STORAGE, rank=rank, message=passing)
         assert policy_of(max_failures=-1).decide([attempt_of(other)]).restart

@@ -70,10 +70,10 @@ class FailurePolicy:
         """
         rules: tuple[Rule, ...] = (
             some_kinds_decide,
+            full_disks_end_the_run,
             self._divergence_is_rolled_back,
             self._user_errors_are_retried,
             unfit_nodes_are_left,
-            full_disks_end_the_run,
             self._repeated_errors_end_the_run,
             failed_starts_are_limited,
             losses_are_counted_once,
