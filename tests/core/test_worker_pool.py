@@ -487,6 +487,33 @@ def test_an_elastic_run_begins_elsewhere_if_agents_die_before_others_arrive() ->
     assert (cluster.sizes(), cluster.failures()) == ([1], [])
 
 
+@pytest.mark.parametrize(("least", "other"), [(1, 0), (2, 1)])
+def test_an_elastic_run_ends_if_agents_die_where_alone_it_has_room(least: int, other: int) -> None:
+    """The other is a head without CPUs, say, or too small."""
+    cluster = FakeCluster(head=other, b=4)
+    pool = cluster.pool((least, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for _ in range(4):
+        cluster.lose(pool, next(iter(cluster.waiting)), node="b")
+    [failure] = cluster.failures()
+    assert failure.startswith("4 agents in a row were lost")
+
+
+def test_who_waits_in_vain_for_other_nodes_is_told_why_one_is_avoided() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    cluster.others["a"] = 1
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for _ in range(4):
+        cluster.lose(pool, next(iter(cluster.waiting)), node="b")
+    while cluster.now < 700 and not cluster.failures():
+        cluster.now += 10
+        pool.look_at_the_clock()
+    [failure] = cluster.failures()
+    assert failure.startswith("the workers could not be placed within 600 s: ")
+    assert ". Besides, 4 agents in a row were lost" in failure
+
+
 def test_an_elastic_run_ends_if_agents_die_on_all_nodes() -> None:
     cluster = FakeCluster(a=1, b=1)
     pool = cluster.pool((1, 3))

@@ -72,6 +72,9 @@ class _Placing:
     seemed_hopeless: bool = False
     """Whether it was hopeless by the last check, which may have been mistaken."""
 
+    avoided_because: list[str] = field(default_factory=list)
+    """Why nodes are avoided on which agents have died meanwhile."""
+
     said: set[str] = field(default_factory=set)
     """What the log says about missing resources."""
 
@@ -268,6 +271,7 @@ class WorkerPool:
             self._why_failed = gone.reason
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
         if reason is not None and self._goes_without(gone, reason):
+            self._placing.avoided_because.append(reason)
             reason = None
             if self._has_enough:
                 self._placing.room = self.agents.up
@@ -296,7 +300,13 @@ class WorkerPool:
         """Return whether the run may begin without a node: where agents start, they take longer."""
         if node is None or not self._scaling.is_elastic:
             return False
-        return bool(self._cluster.living_nodes().keys() - self._avoided.nodes - {node})
+        without = self._avoided.nodes | {node}
+        others = [
+            each for name, each in self._cluster.living_nodes().items() if name not in without
+        ]
+        # Not a head without CPUs, or a node without GPUs.
+        capacity = worker_capacity(others, self._scaling.resources)
+        return capacity.workers >= self._scaling.min_workers
 
     def _fail(self, reason: str) -> None:
         self._placing = None
@@ -333,7 +343,8 @@ class WorkerPool:
                 self._free_nodes(),
                 up=self.agents.up,
             )
-            self._fail(". Besides, ".join([late, *dict.fromkeys(self._avoided.rejected.values())]))
+            besides = [*self._avoided.rejected.values(), *placing.avoided_because]
+            self._fail(". Besides, ".join([late, *dict.fromkeys(besides)]))
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
