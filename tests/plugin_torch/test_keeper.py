@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from tests.plugin_torch.kept_ranks import Session, small_state
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -1214,6 +1217,10 @@ class Table:
         raise NotImplementedError
 
 
+class _Private:
+    """A state of a user's hook."""
+
+
 def test_what_communication_hooks_keep_is_in_no_state(within: Within) -> None:
     def why_not(hook: Any, state: Any) -> str | None:
         model = prepare_model(torch.nn.Linear(2, 2))
@@ -1224,12 +1231,26 @@ def test_what_communication_hooks_keep_is_in_no_state(within: Within) -> None:
     def train() -> None:
         # torch refuses a hook with an annotation that is a string, as this module's are.
         own = lambda state, bucket: default_hooks.allreduce_hook(state, bucket)  # noqa: E731
-        wrapped = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
-        for hook in (default_hooks.fp16_compress_hook, wrapped, own):
+        wrap = default_hooks.fp16_compress_wrapper
+        group = dist.group.WORLD
+        average = partial(default_hooks.allreduce_hook, group)
+        around = lambda state, bucket: average(bucket)  # noqa: E731
+        for hook in (default_hooks.fp16_compress_hook, wrap(default_hooks.allreduce_hook), own):
             assert why_not(hook, None) is None
-        assert "communication hook" in str(
-            why_not(powerSGD_hook.powerSGD_hook, PowerSGDState(None))
-        )
+        assert why_not(around, group) is None
+        power, state = powerSGD_hook.powerSGD_hook, PowerSGDState(None)
+        compress = partial(power, state)
+        for hook, of_hook in (
+            (power, state),
+            (own, _Private()),
+            (MethodType(power, state), None),
+            (wrap(MethodType(power, state)), None),
+            (lambda _, bucket: compress(bucket), None),
+            (lambda _, bucket: power(state, bucket), None),
+        ):
+            assert "communication hook with a state" in str(why_not(hook, of_hook))
+        for hook in (noop_hook, wrap(noop_hook)):
+            assert "averages nothing" in str(why_not(hook, None))
 
     within(train)
 

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
+from itertools import chain
 from operator import attrgetter
-from types import FrameType
+from types import BuiltinMethodType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -165,16 +168,51 @@ def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> 
 
 
 def hook_states(model: torch.nn.parallel.DistributedDataParallel) -> list[Any]:
-    """Return what a DDP model's communication hooks keep from step to step.
+    """Return what a DDP model's communication hooks keep from step to step, as far as can be seen.
 
+    So does an object whose method a hook is, and what the hook's closure or `partial` holds.
     States of torch's private classes belong to DDP's own hooks, and keep nothing.
     """
-    states = [state for _, state in model._comm_hooks]
     return [
         each
-        for each in states
-        if not (isinstance(each, dist.ProcessGroup | None) or type(each).__name__.startswith("_"))
+        for each in _reached_by_hooks(model)
+        if not isinstance(each, _WITHOUT_STATE)
+        and not (type(each).__name__.startswith("_") and type(each).__module__.startswith("torch."))
     ]
+
+
+def averages_nothing(model: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether torch's hook for measurements leaves each rank its own gradients."""
+    return any(each is noop_hook for each in _reached_by_hooks(model))
+
+
+def _reached_by_hooks(model: torch.nn.parallel.DistributedDataParallel) -> list[Any]:
+    """Return a model's communication hooks, their states, and what the functions in them hold."""
+    reached: dict[int, Any] = {}
+    to_see: list[Any] = [*chain.from_iterable(model._comm_hooks)]
+    while to_see:
+        each = to_see.pop()
+        if id(each) in reached:
+            continue
+        reached[id(each)] = each
+        match each:
+            case FunctionType():
+                # A variable that is yet to be set has an empty cell.
+                cells = each.__closure__ or ()
+                to_see += [cell.cell_contents for cell in cells if cell != CellType()]
+            case MethodType():
+                to_see += [each.__self__, each.__func__]
+            case BuiltinMethodType():
+                to_see.append(each.__self__)
+            case partial():
+                to_see += [each.func, *each.args, *each.keywords.values()]
+    return [*reached.values()]
+
+
+_WITHOUT_STATE = (
+    *(FunctionType, MethodType, BuiltinMethodType, partial, ModuleType, type, type(None)),
+    dist.ProcessGroup,
+)
 
 
 def note_synchronization(model: torch.nn.parallel.DistributedDataParallel, _: Any) -> None:

@@ -56,7 +56,8 @@ def warn_of_hooks(parts: Collection[Any]) -> None:
     """Warn of what a communication hook of DDP keeps, and none of the parts has."""
     held = {id(each) for part in parts for each in (part, *getattr(part, "__dict__", {}).values())}
     for state in chain.from_iterable(map(hook_states, ddp_models())):
-        if id(state) not in held:
+        # Numbers and texts that a hook's closure holds are settings, mostly.
+        if id(state) not in held and not isinstance(state, int | float | str | bytes):
             logger.warning(
                 "A communication hook of DDP has a %s, and no checkpoint has that: after a restart "
                 "the hook begins anew, and the weights become others. To restore it, pass "

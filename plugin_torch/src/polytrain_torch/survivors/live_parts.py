@@ -16,6 +16,7 @@ from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import (
     ANY_BATCH_NORM,
+    averages_nothing,
     has_other_users,
     hook_states,
     is_unsynchronized,
@@ -214,6 +215,8 @@ class LiveParts:
         # A hook keeps gradients for later steps, or counts steps without an average, in its state.
         if any(map(hook_states, models)):
             return "DDP has a communication hook with a state, which may keep gradients"
+        if any(map(averages_nothing, models)):
+            return "DDP has a communication hook that averages nothing (noop_hook)"
         in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
         self.sent = {
             id(buffer)
