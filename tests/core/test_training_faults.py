@@ -286,7 +286,7 @@ def test_a_full_storage_is_called_full(tmp_path: Path, calls: list[Call]) -> Non
     run = Run(tmp_path)
     with pytest.raises(TrainingFailedError, match="runs/one is full") as caught:
         run.fit(full_from_then_on(third[0]))
-    assert "the checkpoints that are there are intact" in str(caught.value)
+    assert "the checkpoints there are intact" in str(caught.value)
     assert run.accepted() == set(run.committed.directories)
     assert len(run.committed.directories) == 2
     result = caught.value.result

@@ -177,6 +177,7 @@ CHECK_AXIS = """(([low, high, isLog]) => {
 @example(first=1.0, second=1.0 + 1e-7)
 @example(first=1e-30, second=5e-29)
 @example(first=-1.7976931348623157e308, second=1.7976931348623157e308)
+@example(first=-1.7976930772727274e308, second=-1.7976926227272727e308)
 @example(first=1e300, second=1e301)
 @example(first=5e-324, second=5e-324)
 @example(first=5e-324, second=1e-321)

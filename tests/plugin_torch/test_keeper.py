@@ -747,6 +747,9 @@ def test_weights_that_are_moved_to_where_they_are_stay_as_they_are() -> None:
     parts.sample()
     model.cpu()
     assert parts.sample() == ()
+    on_meta = torch.nn.Parameter(torch.empty(1, device="meta"))
+    on_meta.data = torch.empty(1, device="meta")
+    assert parts.sample() == ()
     model.double()
     assert parts.sample()
 

@@ -33,9 +33,10 @@ def _read(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _set(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    # A module that is moved to where it is gets what it has.
+    # A module that is moved to where it is gets what it has. Without values, nothing is written.
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-    if not (is_plain and value.device == parameter.device and value.is_set_to(parameter)):
+    is_own = is_plain and value.device == parameter.device and not parameter.is_meta
+    if not (parameter.is_meta or (is_own and value.is_set_to(parameter))):
         _note()
     _DATA.__set__(parameter, value)
 

@@ -83,9 +83,11 @@ const axes = (() => {
     if (!areOfOnePower || labels.every((label) => label.length <= LONGEST)) return { values, labels, base: "" };
     const [first, last] = [ticks[0].digits, ticks[ticks.length - 1].digits];
     const shared = 10 ** Math.ceil(Math.log10(last - first + 1));
-    const base = { digits: Math.floor(first / shared) * shared, power: ticks[0].power };
+    const below = { digits: Math.floor(first / shared) * shared, power: ticks[0].power };
+    // Below the lowest ticks there may be no number any more.
+    const base = Number.isFinite(valueOf(below)) ? below : { ...below, digits: Math.ceil(last / shared) * shared };
     const rest = write(ticks.map(({ digits, power }) => ({ digits: digits - base.digits, power })));
-    return { values, labels: rest.map((label) => "+" + label), base: text(base, isPlain(valueOf(base))) };
+    return { values, labels: rest.map((label) => (label.startsWith("-") ? "" : "+") + label), base: text(base, isPlain(valueOf(base))) };
   };
 
   // The ticks between two numbers: their values and labels, and the base of the labels, if any.
