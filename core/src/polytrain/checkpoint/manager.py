@@ -183,8 +183,8 @@ class CheckpointManager:
         return number in self._dropped
 
     def is_over(self, number: int) -> bool:
-        """Return whether a part that is staged now is added to nothing, and compared with nothing:
-        its checkpoint was dropped, or is older than rank 0's files that are remembered."""
+        """Return whether a part that is staged now is ignored: its checkpoint was dropped, or is
+        older than the files of rank 0 that are remembered."""
         is_forgotten = number < self._last_complete and number not in self._files_of_rank_0
         return is_forgotten or number in self._dropped
 

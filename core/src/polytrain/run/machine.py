@@ -566,7 +566,7 @@ def _unfit_nodes(
     """Return the nodes that have joined a run which has trained, and can't begin to train.
 
     They may lack a package, a library or memory, or be behind a firewall. They must not end a run
-    that goes on without them. What also fails elsewhere is no fault of theirs.
+    that continues without them. An error that other nodes have too isn't caused by them.
     """
     root = failed.root
     known = state.trained_on.union(loss.node for loss in state.losses if loss.is_last)

@@ -282,7 +282,7 @@ class WorkerPool:
             self._fail(reason)
 
     def _goes_without(self, gone: Gone, reason: str) -> bool:
-        """Return whether the run goes on without agents that die while they start; say so."""
+        """Avoid a node on which agents die while they start; return whether the run can."""
         if gone.kind is FailureKind.STARTUP:
             return False
         if not self._has_enough and not self._has_nodes_besides(gone.node):
