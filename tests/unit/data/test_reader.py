@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import threading
@@ -360,6 +361,29 @@ def test_few_threads_read_ahead_however_many_shards_a_worker_has(tmp_path: Path)
     assert 1 <= len(reading) <= 4
     assert sum(len(batch["id"]) for batch in chain([first], batches)) == 1000
     assert not any(each.is_alive() for each in reading)
+
+
+def test_an_iterator_that_was_left_may_be_collected_while_a_thread_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 and 3.12 hold a lock there without which no thread starts or ends."""
+    batches = iter(shard(files(tmp_path / "data"), shuffle="window").iter_batches(batch_size=64))
+    next(batches)
+    cycle: list[Any] = [batches]
+    cycle.append(cycle)
+    own = getattr(threading, "_maintain_shutdown_locks", lambda: None)
+
+    def collecting() -> None:
+        gc.collect()
+        own()
+
+    monkeypatch.setattr(threading, "_maintain_shutdown_locks", collecting, raising=False)
+    del batches, cycle
+    thread = threading.Thread(target=lambda: None, daemon=True)
+    starting = threading.Thread(target=thread.start, daemon=True)
+    starting.start()
+    starting.join(timeout=60)
+    assert not starting.is_alive()
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "window"])

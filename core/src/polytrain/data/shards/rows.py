@@ -180,12 +180,16 @@ class PieceRows(ReadableRows):
                 found += shards[shard](indices)
             return _ordered(found, order)
 
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
-            try:
-                yield take
-            finally:
-                readers.shutdown(wait=True, cancel_futures=True)
-                kept.close()
+        readers = ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read")
+        is_left = True
+        try:
+            yield take
+            is_left = False
+        finally:
+            # An iterator that was left may be collected while Python starts a thread, and holds the
+            # lock that is needed to wait for the end of another one.
+            readers.shutdown(wait=not is_left, cancel_futures=True)
+            kept.close()
 
     def _items(self, order: AnyOrder, indices: range) -> Iterator[TableRows]:
         """Take rows that can be read one by one, such as items of a map-style data set."""
