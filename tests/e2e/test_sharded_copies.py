@@ -1,7 +1,8 @@
 """Sharded state, of which each rank copies its own part: a loss costs the steps since the last.
 
-The loop has what is hard to keep: BatchNorm, dropout and a scheduler. Its checkpoints come at the
-ends of epochs, and there is none before the first one ends.
+The loop has what is hard to keep: BatchNorm, dropout, a scheduler, and evaluations, after which
+FSDP doesn't give the model its shards back. Its checkpoints come at the ends of epochs, and there
+is none before the first one ends.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ def train(config: dict[str, Any]) -> None:
                 die()
             optimizer.step()
             scheduler.step()
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
         state.report({"rate": scheduler.get_last_lr()[0]}, epoch=epoch + 1)
 
 

@@ -402,15 +402,25 @@ class Branches(torch.nn.Module):
 def test_sharded_parameters_that_no_loss_has_used_have_no_state_after_a_restart(
     tmp_path: Path, written_by: Any
 ) -> None:
+    """Evaluations, after which FSDP doesn't give the model its shards back, change nothing."""
     found: list[dict[str, float]] = []
 
     def train() -> None:
         model = prepare_model(Branches(), parallel_strategy="fsdp")
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+        def evaluate() -> None:
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+
+        evaluate()
         state = TrainingState(model=model, optimizer=optimizer)
+        evaluate()
         if not state.restore():
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
+            evaluate()
+            assert not digests_held()
             state.report({}, step=1)
         states = {name: optimizer.state.get(each) for name, each in model.named_parameters()}
         found.append({name: float(each["step"]) for name, each in states.items() if each})

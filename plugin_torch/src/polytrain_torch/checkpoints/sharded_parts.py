@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
@@ -185,8 +185,20 @@ def beside_shards(model: torch.nn.Module) -> State:
 
 
 def is_sharded(part: Any) -> bool:
-    """Whether a model, or an optimizer's model, has sharded parameters."""
-    return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+    """Whether a model, or an optimizer's model, has sharded parameters, or those that they make."""
+    has_shards = any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+    return has_shards or bool(fsdp_modules(part))
+
+
+def fsdp_modules(part: Any) -> list[FSDPModule]:
+    """Return the modules of a model that FSDP2 shards.
+
+    After a forward pass without a backward pass, as in an evaluation, the outermost one has whole
+    parameters in place of its shards until all ranks call its `reshard`. If only some ranks did,
+    only they would gather the shards in the next forward pass, and wait for the others.
+    """
+    modules = part.modules() if isinstance(part, torch.nn.Module) else ()
+    return [each for each in modules if isinstance(each, FSDPModule)]
 
 
 def is_flattened(part: Any) -> bool:

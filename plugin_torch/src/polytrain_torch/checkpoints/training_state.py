@@ -51,6 +51,7 @@ from polytrain_torch.checkpoints.sharded_parts import (
     ShardedParts,
     State,
     beside_shards,
+    fsdp_modules,
     is_consolidated,
     is_sharded,
     names_parameters,
@@ -113,6 +114,7 @@ class TrainingState:
                     f"plain data to report instead: state.report(…, {name}=…)."
                 )
         self._parts = parts
+        self._reshard()
         self._sharded.check_optimizers()
         virtual = current()
         if virtual is not None:
@@ -162,6 +164,7 @@ class TrainingState:
                 their threads were others.
         """
         checkpoint = checkpoint or get_checkpoint()
+        self._reshard()
         if checkpoint is None:
             self._keep({})
             return {}
@@ -197,6 +200,12 @@ class TrainingState:
         progress: State = saved["progress"]
         self._keep(progress)
         return progress
+
+    def _reshard(self) -> None:
+        """Take back what an evaluation may have gathered. All ranks call this."""
+        for part in self._parts.values():
+            for module in fsdp_modules(part):
+                module.reshard()
 
     def _keep(self, progress: State) -> None:
         # The training function draws from the generator inside of such a part.
@@ -285,6 +294,7 @@ class TrainingState:
         if virtual is not None:
             virtual.check_between_steps()
         agree_on_call("TrainingState.save")
+        self._reshard()
         by_all = get_context().every_rank_writes()
         sharded = {name for name, part in self._parts.items() if by_all and is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}

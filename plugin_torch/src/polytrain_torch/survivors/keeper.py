@@ -397,6 +397,9 @@ class Keeper:
             place = replace(place, is_ahead=has_stepped or last.place.is_ahead)
         if is_ahead:
             place = replace(place, is_ahead=True)
+        if has_stepped:
+            # All ranks come here, also if one of them doesn't copy.
+            self._live.reshard()
         self._live.large()  # `expect_unchanged` compares with these.
         number = self._points.next_number
         if self._kept is not None and not self._put(self._small(), point=number, is_forecast=False):

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polytrain.extension import NotCleanError
 from polytrain_torch.checkpoints.rank_parts import ddp_models, digest
-from polytrain_torch.checkpoints.sharded_parts import is_consolidated
+from polytrain_torch.checkpoints.sharded_parts import fsdp_modules, is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import (
     ANY_BATCH_NORM,
@@ -64,6 +64,7 @@ class LiveParts:
                 self.optimizers[name] = part
             else:
                 self._others[name] = part
+        self._fsdp_modules = [each for m in self.modules.values() for each in fsdp_modules(m)]
         self._parameters = [p for m in self.modules.values() for p in m.parameters()]
         self.buffers = self._buffers_now()
         """Those on a GPU come first."""
@@ -123,6 +124,11 @@ class LiveParts:
 
         self.note_groups()
 
+    def reshard(self) -> None:
+        """Take back what FSDP may have gathered for an evaluation. All ranks call this."""
+        for each in self._fsdp_modules:
+            each.reshard()
+
     def note_groups(self) -> None:
         """Note the optimizers' groups: a restart makes them by the progress that is saved now."""
         self._groups = self._groups_now()
@@ -141,6 +147,7 @@ class LiveParts:
             copies_shards: whether each rank can copy its shards.
             copies_gpu: whether what is on a GPU may be copied to the host before it is written.
         """
+        self.reshard()
         tensors = [*self.large(), *self.buffers]
         self.is_sharded = any(isinstance(each, DTensor) for each in tensors)
         known = [torch.Tensor, torch.nn.Parameter]
