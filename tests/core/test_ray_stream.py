@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.workers.ray.streams import (
     End,
+    RayStream,
     StreamError,
     read_part,
     start_stream,
@@ -47,20 +49,59 @@ def _cluster() -> Iterator[None]:
     with own_ray(num_cpus=CPUS):
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ray.data.DataContext.get_current().enable_progress_bars = False
+        Ranks.shared = ray.remote(num_cpus=0)(Streams).remote()
         yield
+        del Ranks.shared
+
+
+@pytest.fixture(autouse=True)
+def _end_streams() -> Iterator[None]:
+    yield
+    ray.get(Ranks.shared.end.remote())
+
+
+class Streams:
+    """Several streams in one process: an actor for each would take seconds to start."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, RayStream] = {}
+
+    async def start(self, number: int, dataset: Any, held: Mapping[str, float]) -> None:
+        self._streams[number] = RayStream("train", dataset, held, notice_after_s=1)
+
+    async def begin(self, number: int, *arguments: Any) -> None:
+        await self._streams[number].begin(*arguments)
+
+    async def next_part(self, number: int, *arguments: Any) -> Any:
+        return await self._streams[number].next_part(*arguments)
+
+    async def end(self) -> None:
+        for stream in self._streams.values():
+            for epoch in stream._epochs.values():
+                for rank in tuple(epoch._ranks):
+                    epoch.leave(rank)
+        self._streams.clear()
 
 
 class Ranks:
     """What the agents of a run do with a stream."""
 
+    shared: Any
+    """The actor that has the streams of all tests."""
+
+    _numbers = count()
+
     def __init__(self, dataset: Any, held: Mapping[str, float] | None = None) -> None:
-        self.actor = start_stream("train", dataset, held or {}, notice_after_s=1)
+        number = next(self._numbers)
+        ray.get(self.shared.start.remote(number, dataset, held or {}))
+        self._begin = partial(self.shared.begin.remote, number)
+        self._next_part = partial(self.shared.next_part.remote, number)
 
     def begin(self, *, epoch: int = 0, segments: tuple[Segment, ...] = (), world_size: int) -> None:
-        ray.get(self.actor.begin.remote(epoch, segments, world_size))
+        ray.get(self._begin(epoch, segments, world_size))
 
     def ask(self, rank: int, index: int, *, epoch: int = 0) -> Any:
-        return self.actor.next_part.remote(epoch, rank, index)
+        return self._next_part(epoch, rank, index)
 
     def rest(
         self,
@@ -90,6 +131,15 @@ class Ranks:
         self.begin(epoch=epoch, segments=segments, world_size=world_size)
         shards = [self.rest(rank, epoch=epoch)[0] for rank in range(world_size)]
         return [shard.column("id").to_pylist() for shard in shards]
+
+
+class RanksOfActor(Ranks):
+    """Those of a stream that has an actor of its own, as in a run."""
+
+    def __init__(self, dataset: Any, held: Mapping[str, float] | None = None) -> None:
+        self.actor = start_stream("train", dataset, held or {}, notice_after_s=1)
+        self._begin = self.actor.begin.remote
+        self._next_part = self.actor.next_part.remote
 
 
 def unlike(batch: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +188,7 @@ def test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere(make: Any) ->
     dataset = make()
     expected = Counter(row["id"] for row in dataset.take_all())
     # Each restart has the actor that the attempt before it didn't have.
-    one, other = Ranks(dataset), Ranks(dataset)
+    one, other = RanksOfActor(dataset), Ranks(dataset)
     whole = one.epoch(3)
     assert Counter(chain(*whole)) == expected
     assert max(map(len, whole)) - min(map(len, whole)) <= 1
@@ -174,7 +224,7 @@ def test_a_reseeding_shuffle_depends_on_the_epoch_alone() -> None:
     first, second = stream.epoch(2), stream.epoch(2, epoch=1)
     assert first != second
     # A restart begins to count anew.
-    assert Ranks(dataset).epoch(2, epoch=1) == second
+    assert RanksOfActor(dataset).epoch(2, epoch=1) == second
 
 
 def test_the_users_dataset_is_left_as_it_was() -> None:
@@ -249,7 +299,7 @@ def test_a_killed_actor_ends_what_runs(tmp_path: Path, shuffles: bool) -> None:
     dataset = stuck(tmp_path)
     if shuffles:
         dataset = dataset.random_shuffle()
-    stream = Ranks(dataset)
+    stream = RanksOfActor(dataset)
     stream.begin(world_size=1)
     waiting = stream.ask(0, 0)
     wait_until_stuck(tmp_path, waiting)
@@ -270,7 +320,7 @@ def test_blocks_are_freed_as_they_are_read_and_made_as_they_are_wanted(tmp_path:
     dataset.context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(
         object_store_memory=most * (8 << 20)
     )
-    stream = Ranks(dataset)
+    stream = RanksOfActor(dataset)
     stream.begin(world_size=1)
     for index in range(30):
         assert len(ray.get(stream.ask(0, index))) == 1
@@ -428,7 +478,7 @@ def test_waiting_for_a_cpu_is_reported_and_ends_when_there_is_one() -> None:
 
     greedy = Greedy.remote()
     ray.get(greedy.ready.remote())
-    stream = Ranks(
+    stream = RanksOfActor(
         ray.data.range(ROWS, override_num_blocks=4).map_batches(lambda b: b), {"CPU": CPUS}
     )
     notices = stream.actor.notices.options(num_returns="streaming").remote()
