@@ -594,7 +594,10 @@ def test_reading_back_touches_nothing(run: Run) -> None:
 def test_sharded_parts_are_read_back_too(
     tmp_path: Path, written_by: Any, kind: Any, loads: bool, message: str | None
 ) -> None:
-    """Neither values nor the optimizer's groups are touched, and training continues."""
+    """Neither values nor the optimizer's groups are touched, and training continues.
+
+    The gradients of the last step are still there, with which another one would change values.
+    """
 
     def train() -> None:
         layers = torch.nn.Sequential(torch.nn.Linear(2, 2), kind(2, 2), torch.nn.BatchNorm1d(2))
@@ -604,17 +607,22 @@ def test_sharded_parts_are_read_back_too(
         state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
 
         def step() -> list[torch.Tensor]:
+            optimizer.zero_grad()
             model(torch.tensor([[1.0, 2.0], [3.0, 5.0]])).square().mean().backward()
             optimizer.step()
-            optimizer.zero_grad()
+            return values()
+
+        def values() -> list[torch.Tensor]:
             return [each.full_tensor().clone() for each in model.parameters()]
 
         before, groups = step(), optimizer.param_groups
         state.report({"done": True})
         assert optimizer.param_groups is groups
-        now = [each.full_tensor() for each in model.parameters()]
-        assert all(map(torch.equal, before, now))
+        assert all(map(torch.equal, before, values()))
         assert not all(map(torch.equal, before, step()))
+        optimizer.zero_grad()
+        state.restore(polytrain.get_checkpoint())
+        assert all(map(torch.equal, before, values()))
 
     config = CheckpointConfig(written_by=written_by)
     trainer = make_trainer(

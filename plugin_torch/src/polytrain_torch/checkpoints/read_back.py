@@ -29,7 +29,12 @@ from torch.overrides import TorchFunctionMode
 
 from polytrain import CheckpointError
 from polytrain_torch.checkpoints.rank_parts import ddp_models
-from polytrain_torch.private import PARAMETER_CLONE, fsdp_state, hook_states
+from polytrain_torch.private import (
+    PARAMETER_CLONE,
+    SET_BY_SCHEDULERS,
+    fsdp_state,
+    hook_states,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +140,9 @@ def _copied_optimizer(part: torch.optim.Optimizer, shared: dict[int, Any]) -> An
     """Copy all attributes: torch's own copy of an optimizer lacks those of a subclass."""
     copied = object.__new__(type(part))
     shared[id(part)] = copied
-    vars(copied).update(copy.deepcopy(vars(part), shared))
+    # A scheduler's step would be that of the part.
+    own = {name: each for name, each in vars(part).items() if name not in SET_BY_SCHEDULERS}
+    vars(copied).update(copy.deepcopy(own, shared))
     return copied
 
 

@@ -77,8 +77,10 @@ class ShardedParts:
         if isinstance(part, torch.nn.Module):
             set_model_state_dict(part, state, options=options)
         else:
-            # A parameter that no loss has used yet has no state.
-            options = replace(options or StateDictOptions(), strict=False)
+            # A parameter that no loss has used yet has no state. Without any state, torch finds no
+            # device for whole tensors.
+            options = (state["state"] and options) or StateDictOptions()
+            options = replace(options, strict=False)
             set_optimizer_state_dict(self.trained_by(name), part, state, options=options)
             # torch has taken an optimizer step, which created a state of each parameter.
             for each in self._without_state(name, state["state"]):
