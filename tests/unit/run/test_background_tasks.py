@@ -98,6 +98,20 @@ def test_finishing_where_nothing_was_given_is_fine() -> None:
         background_tasks.finish()
 
 
+def test_a_restart_waits_only_for_what_an_attempt_needs(gate: threading.Event) -> None:
+    """Not for the deletion of what its checkpoint has replaced."""
+    done: list[int] = []
+    with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:
+        background_tasks.submit(task(1, done), attempt=7)
+        background_tasks.submit(task(2, done, first=held_by(gate)))
+        background_tasks.finish_needed()
+        assert list(background_tasks.results()) == [lost(1)]
+        assert not background_tasks.have_news
+        gate.set()
+        background_tasks.finish()
+        assert done == [1, 2]
+
+
 def test_what_was_given_is_done_before_all_is_over(gate: threading.Event) -> None:
     done: list[int] = []
     with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:

@@ -41,6 +41,8 @@ class BackgroundTasks:
         )
         self._results: queue.SimpleQueue[Event | CheckpointEvent] = queue.SimpleQueue()
         self._last: Future[None] | None = None
+        self._last_needed: Future[None] | None = None
+        """The last task that an attempt needs."""
 
     def submit(self, task: BackgroundTask, *, attempt: int | None = None) -> None:
         """Run a task.
@@ -50,6 +52,8 @@ class BackgroundTasks:
             attempt: the attempt that needs it; None if none does, and an exception is only logged.
         """
         self._last = self._executor.submit(self._do, task, attempt)
+        if attempt is not None:
+            self._last_needed = self._last
 
     def results(self) -> Iterator[Event | CheckpointEvent]:
         """Yield the outcomes of the tasks that are finished now.
@@ -62,9 +66,14 @@ class BackgroundTasks:
 
     @property
     def have_news(self) -> bool:
-        """Whether there is an unfinished task, or an outcome that nobody has taken."""
-        is_busy = self._last is not None and not self._last.done()
+        """Whether a task that an attempt needs is unfinished, or nobody has taken an outcome."""
+        is_busy = self._last_needed is not None and not self._last_needed.done()
         return is_busy or not self._results.empty()
+
+    def finish_needed(self) -> None:
+        """Wait until the tasks that an attempt needs are finished: no restart waits for others."""
+        if self._last_needed is not None:
+            wait([self._last_needed])
 
     def finish(self, *, within_s: float | None = None) -> bool:
         """Wait until all tasks are finished; return whether they are.

@@ -141,7 +141,8 @@ class Controller:
         self.checkpoints.all_are_good()
         conclusion = self.validation_results.concluded(self, self._conclusion)
         self.checkpoints.delete_the_rest()
-        self._finish_tasks()
+        with self.interrupts.allowed():
+            self.background_tasks.finish()
         if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.publisher.returned)
         self._note_commit(within_s=_GIT_WITHIN_S)
@@ -157,13 +158,10 @@ class Controller:
         )
         return conclusion
 
-    def _finish_tasks(self) -> None:
-        with self.interrupts.allowed():
-            self.background_tasks.finish()
-
     def settle(self) -> None:
-        """Wait for the background tasks, and handle their results."""
-        self._finish_tasks()
+        """Wait for the background tasks that an attempt needs, and handle their results."""
+        with self.interrupts.allowed():
+            self.background_tasks.finish_needed()
         self.take_results()
 
     def take(self, event: AgentEvent | DriverEvent) -> None:
