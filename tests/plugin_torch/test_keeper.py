@@ -33,7 +33,14 @@ from torch.utils.data import DataLoader
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch import prepare_data_loader, prepare_model
 from polytrain_torch.randomness import file_of, generators_of, generators_within
-from polytrain_torch.survivors import keeper, live_parts, point_writer, points, unused_gradients
+from polytrain_torch.survivors import (
+    clean_points,
+    keeper,
+    live_parts,
+    point_writer,
+    points,
+    unused_gradients,
+)
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.live_parts import LiveParts
@@ -635,6 +642,9 @@ def test_a_group_that_was_added_after_the_report_whose_progress_a_restart_gets_i
         lambda rank: rank.model[1].running_mean.fill_(torch.inf),
         lambda rank: rank.model.mask.fill_(torch.nan),
         lambda rank: rank.optimizer.state[rank.model[0].weight]["exp_avg"].fill_(torch.inf),
+        lambda rank: rank.optimizer.state[rank.model[0].weight]["exp_avg"][0].copy_(
+            torch.tensor([torch.inf, -torch.inf])
+        ),
     ],
 )
 def test_a_state_that_is_not_finite_is_not_written(
@@ -650,6 +660,19 @@ def test_a_state_that_is_not_finite_is_not_written(
 
     within(train)
     assert not [*tmp_path.glob("*.pt")]
+
+
+def test_a_state_whose_sum_overflows_is_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.optimizer.state[rank.model[0].weight]["exp_avg"].fill_(3e38)
+        rank.report()
+        rank.write(tmp_path)
+
+    within(train)
 
 
 def test_a_buffer_that_is_in_no_checkpoint_must_not_change(
@@ -930,6 +953,37 @@ def test_buffers_that_differ_in_the_first_step_are_not_invented(
         monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
         with pytest.raises(NotCleanError, match="a buffer differs"):
             rank.write(tmp_path, lost=lost)
+
+    within(train)
+
+
+class Clock:
+    """Shows a time that stands still; nobody may wait for another."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("it waits")
+
+
+def test_a_training_that_has_stood_still_is_held_at_once(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began to wait for the lost rank before anybody noticed the loss."""
+
+    def train() -> None:
+        clock = Clock()
+        monkeypatch.setattr(clean_points, "time", clock)
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        with pytest.raises(AssertionError, match="it waits"):
+            rank.session.writer.hold(0, lambda: True)
+        clock.now += 0.1
+        assert rank.session.writer.hold(0, lambda: True) == 2
 
     within(train)
 

@@ -74,6 +74,9 @@ class CleanPoints:
         self.last: CleanPoint | None = None
         """The last point that the training has passed."""
 
+        self._passed_at = 0.0
+        """When it has passed that, in monotonic seconds."""
+
         self._after_step: deque[CleanPoint] = deque(maxlen=KeptStates.POINTS)
         """The last points since a step, which have the same parameters, and small states."""
 
@@ -132,7 +135,7 @@ class CleanPoints:
             if has_stepped:
                 self._after_step.clear()
             self._after_step.append(point)
-            self.last = point
+            self.last, self._passed_at = point, time.monotonic()
             self._proves_clean = proves_clean
             self._is_dirty = self.has_stepped = False
         return has_stepped
@@ -157,14 +160,15 @@ class CleanPoints:
             number: wait for this point, while there is time.
             has_time: whether there is time left to wait.
         """
-        seen, since = -1, time.monotonic()
+        seen, since = -1, 0.0
         while True:
             is_late = not has_time()
             with self._lock:
                 point = self._current()
                 at = -1 if point is None else point.number
                 if at != seen:
-                    seen, since = at, time.monotonic()
+                    # A GPU comes to a point later than this process.
+                    seen, since = at, self._passed_at if self.on_gpu is None else time.monotonic()
                 stands_s = time.monotonic() - since
                 is_stuck = self.on_gpu is not None and stands_s > _STUCK_S
                 has_settled = (at >= number and stands_s > _SETTLED_S) or is_stuck

@@ -458,10 +458,8 @@ class LiveParts:
                 "between ranks"
             )
         large = [copies.get(key_of(each), each) for each in self._large] if with_large else []
-        are_finite = all(torch.isfinite(local_part(each)).all() for each in large) and all(
-            not torch.isnan(each).any()
-            if number in self._may_be_infinite
-            else torch.isfinite(each).all()
+        are_finite = all(_is_finite(local_part(each)) for each in large) and all(
+            not torch.isnan(each).any() if number in self._may_be_infinite else _is_finite(each)
             for buffers in by_rank
             for number, each in enumerate(buffers)
         )
@@ -544,6 +542,15 @@ def _trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tenso
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all values are finite.
+
+    Then their sum is, unless it overflows. It takes a tenth of the time.
+    """
+    own = tensor.detach()
+    return bool(torch.isfinite(own.sum())) or bool(torch.isfinite(own).all())
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
