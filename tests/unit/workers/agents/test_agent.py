@@ -17,7 +17,9 @@ import pytest
 from tests.descriptors import opened, since
 from tests.unit.workers.agents.agent_specs import agent_spec
 
-from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.manifest import AttemptId, directory_name
+from polytrain.checkpoint.parts import StateWritten
+from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.events.attempt import (
     Exited,
@@ -49,7 +51,12 @@ from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.zygote_client import Listener
 from polytrain.workers.processes.zygote_connection import ZygoteSpec
 from polytrain.workers.session.job import JobMemory, LaunchOrder
-from polytrain.workers.session.messages import keeps_message, unwritten_message
+from polytrain.workers.session.messages import (
+    keeps_message,
+    unwritten_message,
+    written_message,
+)
+from polytrain.workers.session.survivor import Place
 from polytrain_plugins import Offer
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
@@ -354,5 +361,40 @@ def test_a_state_that_is_not_written_is_reported_once(
         while not isinstance(rest[-1], Exited):
             rest.append(await agent.events.get())
         assert [event for event in rest if isinstance(event, StateUnwritten)] == []
+
+    with_agent(spec, test)
+
+
+def test_a_survivor_is_killed_while_its_state_is_stored(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end comes after the state."""
+    monkeypatch.setattr(KeptEnd, "opened", Mock())
+
+    def kill(zygote: FakeZygoteClient, attempt: int) -> None:
+        zygote.listener.process_ended(attempt, "killed by SIGKILL", killed=True)
+
+    monkeypatch.setattr(FakeZygoteClient, "kill", kill)
+
+    async def test(agent: HeardAgent) -> None:
+        await launch(agent)
+        process = SocketChannel(FakeZygoteClient.theirs)
+        process.send(keeps_message(0, 1, 0, 1))
+        await received(agent, KeepsState)
+        await agent.carry_out(
+            WriteState(attempt=0, checkpoint=7, point=1, kept={}, settles_s=1, limit_s=60)
+        )
+        name = directory_name(7, AttemptId(token=1, attempt=0))
+        staging = Stagings(scratch=agent.left.scratch, near=None).new(name, 0)
+        (staging / "weights").write_bytes(b"weights")
+        place = Place(step=1, metrics={}, positions={})
+        process.send(written_message(7, staging, place, is_copy=False))
+        events = [await agent.events.get()]
+        while not isinstance(events[-1], Exited):
+            events.append(await agent.events.get())
+        [written, exited] = events
+        assert isinstance(written, StateWritten)
+        assert [file.name for file in written.part.files] == ["weights"]
+        assert exited.killed
 
     with_agent(spec, test)

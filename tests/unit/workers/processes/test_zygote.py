@@ -757,7 +757,9 @@ def test_the_preloaded_zygote_forks_for_all_clients_and_another_follows_it() -> 
         [preloaded] = node.children()
         pids = [run_in_worker(client, 1, PAUSE) for client in (first, second)]
         assert {process.pid for process in preloaded.children()} == set(pids)
-        first.request(["kill", 1])
+        for _ in range(2):
+            # The second time it may be dying, which isn't its own doing.
+            first.request(["kill", 1])
         assert SocketChannel(first.socket).receive() == ["ended", 1, "killed by SIGKILL", True]
         assert not has_ended(pids[1])
         preloaded.kill()

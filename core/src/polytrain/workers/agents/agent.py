@@ -130,7 +130,12 @@ class Agent:
 
         self._data = RankData()
         self.left = LeftStates(
-            self._parts, room, host=place.host, emit=emit, take_part=self.take_part
+            self._parts,
+            room,
+            host=place.host,
+            emit=emit,
+            take_part=self.take_part,
+            kill=self._kill,
         )
         """What the training leaves if it is cut off."""
 

@@ -33,6 +33,7 @@ class LeftStates:
         host: str,
         emit: Callable[[AgentEvent], None],
         take_part: Callable[[StagedPart, AsEvent], None],
+        kill: Callable[[int], None],
     ) -> None:
         """
         Args:
@@ -41,12 +42,14 @@ class LeftStates:
             host: the node's address.
             emit: sends an event to the controller.
             take_part: stores a state that a survivor has staged as a checkpoint's part.
+            kill: kills the process of an attempt.
         """
         self._parts = parts
         self._room = room
         self._host = host
         self._emit = emit
         self._take_part = take_part
+        self._kill = kill
         self.scratch = Path()
         """The run's directory on the node, once the agent holds it."""
 
@@ -147,6 +150,8 @@ class LeftStates:
         asked, self._asked = self._asked, None
         if asked is not None and asked.checkpoint == state.part.checkpoint:
             self._take_part(state.part, of_state(state, is_copy=False))
+            # Its process has nothing left to do. It takes a while to go, as storing does.
+            self._kill(asked.attempt)
 
     def not_written(self, checkpoint: int, why: str) -> None:
         """Report that a survivor can't write its state, unless it is reported to be late."""

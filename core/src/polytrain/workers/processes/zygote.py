@@ -236,8 +236,9 @@ class Zygote:
     def _kill(self, client: socket.socket, process_id: int) -> None:
         for worker in self._workers.values():
             if worker.client is client and worker.id == process_id:
-                # A process that has just died by itself may be the cause: it wasn't killed.
-                worker.killed = is_running(worker.pid)
+                # A process that has just died by itself may be the cause: it wasn't killed. One
+                # that was killed before may be dying.
+                worker.killed = worker.killed or is_running(worker.pid)
                 kill_session(worker.pid)
         if self._preloaded is not None:
             with contextlib.suppress(OSError):
