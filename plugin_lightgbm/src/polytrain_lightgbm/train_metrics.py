@@ -29,6 +29,11 @@ _MEANS_OF_ROWS = (
     *("cross_entropy", "kullback_leibler"),
 )
 _MEANS_OF_QUERIES = ("ndcg", "map")
+_MEANS_BY_COUNT = ("cross_entropy_lambda",)
+"""Sums over rows that LightGBM divides by the number of rows, whatever their weights."""
+
+_ROWS, _QUERIES, _COUNT = range(3)
+"""A rank's weights: that of its rows, that of its queries, and how many rows it has."""
 
 
 def plain(result: EvalResult) -> EvalResult:
@@ -71,7 +76,7 @@ class TrainMetrics:
     def after_round(self) -> list[EvalResult]:
         """Return LightGBM's metrics, then the user's own, each over all ranks' rows."""
         rows = self._rows
-        weights = (rows.row_weight, rows.query_weight)
+        weights = (rows.row_weight, rows.query_weight, float(len(rows.table)))
         # The user's metrics aren't called for rows whose weights are all 0.
         feval = self._options.feval if rows.row_weight > 0 else None
         mine = [*map(plain, self._booster.eval_train(feval))]
@@ -84,8 +89,8 @@ class TrainMetrics:
             if is_own and name in exact:
                 found = exact[name]
             else:
-                of_queries = not (is_own and name in _MEANS_OF_ROWS)
-                found = _mean(name, [(r[index].metric_value, w[of_queries]) for r, w in counting])
+                by = _weight_of(name) if is_own else _QUERIES
+                found = _mean(name, [(r[index].metric_value, w[by]) for r, w in counting])
             together.append(EvalResult(one.dataset_name, name, found, one.maximize))
         return together
 
@@ -156,7 +161,15 @@ def _raw(predictions: Numbers, params: Mapping[str, Any]) -> Numbers:
 
 def _is_a_mean(metric: str) -> bool:
     """Whether a metric is a mean over rows or over queries (for `rmse`, its root)."""
-    return metric in _MEANS_OF_ROWS or metric.partition("@")[0] in _MEANS_OF_QUERIES
+    means = (*_MEANS_OF_ROWS, *_MEANS_BY_COUNT, *_MEANS_OF_QUERIES)
+    return metric.partition("@")[0] in means
+
+
+def _weight_of(metric: str) -> int:
+    """Return which of a rank's weights a mean's is."""
+    if metric in _MEANS_BY_COUNT:
+        return _COUNT
+    return _ROWS if metric in _MEANS_OF_ROWS else _QUERIES
 
 
 def _mean(metric: str, parts: Sequence[tuple[float, float]]) -> float:
