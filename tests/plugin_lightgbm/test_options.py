@@ -207,9 +207,29 @@ def test_weights_that_lightgbm_would_take_from_one_row_are_refused(given: dict[s
         assert problems(**{**given, "params": goss}) == {}
 
 
+def test_an_objective_that_divides_by_weights_is_refused_where_some_are_0() -> None:
+    bagging = {"bagging_fraction": 0.5, "bagging_freq": 1}
+    [problem] = problems(params={"objective": "xentlambda", **bagging}).values()
+    assert problem.field == "params['objective']"
+    assert "bagging" in problem.what
+    for harmless in ({"objective": "xentlambda"}, {"objective": "xentropy", **bagging}):
+        assert problems(params=harmless) == {}
+
+
+def test_what_forests_do_not_take_is_refused() -> None:
+    forest = {"boosting": "Random_Forest", "feature_fraction": 0.5}
+    functions = {**forest, "objective": lambda scores, data: (scores, scores)}
+    assert "random forests" in problems(params=functions)["params['boosting']"].what
+    assert "no initial scores" in problems(params=forest, init_score="x")["init_score"].what
+    assert problems(params=forest) == {}
+
+
 def test_what_lightgbm_would_do_by_chance_is_refused() -> None:
     dart = {"boosting": "dart", "objective": lambda scores, data: (scores, scores)}
-    assert "other trees in every run" in problems(params=dart)["params['boosting']"].what
+    for name in ("dart", "DART"):
+        [problem] = problems(params={**dart, "boosting": name}).values()
+        assert problem.field == "params['boosting']"
+        assert "other trees in every run" in problem.what
     assert problems(params={**dart, "objective": "binary"}) == {}
 
 

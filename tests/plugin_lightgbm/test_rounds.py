@@ -25,12 +25,10 @@ def begun(**params: Any) -> tuple[LightGBM, lightgbm.Booster]:
 
 def some_rows() -> lightgbm.Dataset:
     x = np.arange(100.0)
-    return lightgbm.Dataset(x.reshape(-1, 1), x, params={"verbosity": -1})
+    return lightgbm.Dataset(x.reshape(-1, 1), x % 2, params={"verbosity": -1})
 
 
-@pytest.mark.parametrize("name", ["bagging_fraction", "subsample"])
-def test_a_callback_may_change_the_share_of_drawn_rows(name: str) -> None:
-    options, booster = begun(bagging_fraction=0.8, bagging_freq=1)
+def draws_of(options: LightGBM) -> RowDraws | None:
     table = pa.table({"y": np.arange(ROWS) % 2})
     agreement = Agreement(
         categories={},
@@ -38,7 +36,37 @@ def test_a_callback_may_change_the_share_of_drawn_rows(name: str) -> None:
         numbers=RowNumbers(first_row=0, first_query=0, total_rows=ROWS),
         rows={"train": Rows(table=table, options=options)},
     )
-    draws = RowDraws.of(options, agreement)
+    return RowDraws.of(options, agreement)
+
+
+@pytest.mark.parametrize(
+    ("params", "shares"),
+    [
+        ({"pos_bagging_fraction": 0.3}, None),
+        ({"pos_bagging_fraction": 0.3, "bagging_fraction": 0.8}, [0.8, 0.8]),
+        ({"pos_bagging_fraction": 0.3, "objective": "binary"}, [1.0, 0.3]),
+        ({"data_sample_strategy": "Bagging", "bagging_fraction": 0.8}, [0.8, 0.8]),
+        ({"data_sample_strategy": "GOSS"}, None),
+    ],
+    ids=str,
+)
+def test_rows_are_drawn_by_the_fractions_that_lightgbm_uses(
+    params: dict[str, Any], shares: list[float] | None
+) -> None:
+    """Those of labels belong to "binary" alone."""
+    options, booster = begun(bagging_freq=1, **params)
+    draws = draws_of(options)
+    found = None
+    if draws is not None:
+        mask = draws.mask(booster, 3)
+        found = [mask[::2].mean(), mask[1::2].mean()]
+    assert found == (None if shares is None else pytest.approx(shares, abs=0.05))
+
+
+@pytest.mark.parametrize("name", ["bagging_fraction", "subsample"])
+def test_a_callback_may_change_the_share_of_drawn_rows(name: str) -> None:
+    options, booster = begun(bagging_fraction=0.8, bagging_freq=1)
+    draws = draws_of(options)
     assert draws is not None
     assert draws.mask(booster, 3).mean() == pytest.approx(0.8, abs=0.05)
     for rate in (0.3, 1.0):
@@ -90,7 +118,7 @@ def test_a_round_reads_the_weights_of_its_rows_and_metrics_those_of_all(
     ("params", "changed"),
     [
         ({"bagging_freq": 1}, {"bagging_fraction": 0.5}),
-        ({"bagging_freq": 1}, {"neg_bagging_fraction": 0.5}),
+        ({"bagging_freq": 1, "objective": "binary"}, {"neg_bagging_fraction": 0.5}),
         ({}, {"subsample": 0.5, "subsample_freq": 1}),
         ({"bagging_fraction": 0.5, "bagging_freq": 2}, {"subsample_freq": 1}),
     ],
@@ -109,6 +137,7 @@ def test_a_callback_can_not_begin_draws(params: dict[str, Any], changed: dict[st
     [
         ({}, {"bagging_fraction": 0.5}),
         ({"bagging_freq": 1}, {"bagging_fraction": 1.0}),
+        ({"bagging_freq": 1}, {"neg_bagging_fraction": 0.5}),
         ({"boosting": "rf", "bagging_freq": 1, "subsample": 0.5}, {"bagging_fraction": 0.4}),
     ],
 )

@@ -21,11 +21,13 @@ from polytrain_lightgbm.objectives import (
 from polytrain_lightgbm.parameters import (
     PARAMETERS_OF_FEATURES,
     ROW_DRAWS,
+    boosting_of,
     gpu_problems,
     is_true,
     parallel_params,
     parameter_problems,
     sets_something,
+    strategy_of,
     value,
     without,
 )
@@ -34,6 +36,13 @@ from polytrain_plugins import Capabilities, Demand, Job, Problem
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
+
+
+_REFUSED_BY_FORESTS = {
+    "init_model": "adds no trees to a model",
+    "init_score": "takes no initial scores",
+}
+"""Option that can't be used with random forests → what LightGBM doesn't do."""
 
 
 def network_params() -> dict[str, Any]:
@@ -102,11 +111,18 @@ class LightGBM(Booster):
         """Whether this package, not LightGBM, draws the rows of a round."""
         if self._boosting != "gbdt" and self._boosting != "dart":
             return False
-        if self.params.get("data_sample_strategy", "bagging") != "bagging":
+        if strategy_of(self.params) != "bagging":
             return False
-        fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
+        fractions = ["bagging_fraction"]
+        if self.may_draw_by_label:
+            fractions += ["pos_bagging_fraction", "neg_bagging_fraction"]
         drawn = any(float(value(self.params, name, 1)) < 1 for name in fractions)
         return drawn and int(value(self.params, "bagging_freq", 0)) > 0
+
+    @property
+    def may_draw_by_label(self) -> bool:
+        """Whether LightGBM uses the fractions of positive and of negative rows."""
+        return objective_of(self.params) == "binary"
 
     @property
     def begins_with_a_score(self) -> bool:
@@ -130,7 +146,7 @@ class LightGBM(Booster):
             return None
         others = {
             "boosting": self._boosting != "gbdt",
-            "data_sample_strategy": self.params.get("data_sample_strategy", "bagging") != "bagging",
+            "data_sample_strategy": strategy_of(self.params) != "bagging",
             "reg_sqrt": is_true(self.params, "reg_sqrt"),
             "use_quantized_grad": is_true(self.params, "use_quantized_grad"),
         }
@@ -182,9 +198,7 @@ class LightGBM(Booster):
 
     @property
     def _boosting(self) -> str:
-        names = {"gbrt": "gbdt", "random_forest": "rf"}
-        boosting = str(value(self.params, "boosting", "gbdt")).lower()
-        return names.get(boosting, boosting)
+        return boosting_of(self.params)
 
     def problems(self, job: Job) -> Iterable[Problem]:
         yield from gpu_problems(job)
@@ -209,12 +223,13 @@ class LightGBM(Booster):
             several = has_several_outputs(self.params)
             yield from score_problems("init_score", self.init_score, has_several=several)
             yield from self._weight_problems()
-        if self.init_model is not None and self._boosting == "rf":
-            yield Problem(
-                field="init_model",
-                what="LightGBM adds no trees to a model with boosting='rf'",
-                remedy="Leave it out, or use another boosting",
-            )
+        for option, what in _REFUSED_BY_FORESTS.items():
+            if getattr(self, option) is not None and self._boosting == "rf":
+                yield Problem(
+                    field=option,
+                    what=f"LightGBM {what} with boosting='rf'",
+                    remedy="Leave it out, or use another boosting",
+                )
         metrics = self.feval if isinstance(self.feval, list | tuple) else [self.feval]
         if not all(each is None or callable(each) for each in metrics):
             yield Problem(
@@ -224,16 +239,24 @@ class LightGBM(Booster):
             )
 
     def _weight_problems(self) -> Iterator[Problem]:
-        """Yield a problem if rows differ in weight, and the objective takes one for all."""
-        strategy = str(self.params.get("data_sample_strategy", "bagging")).lower()
-        # With GOSS, rows differ in any case, and LightGBM takes each row's own weight.
-        if objective_of(self.params) != "mape" or "goss" in (self._boosting, strategy):
-            return
-        differing = "the option weight" if self.weight is not None else None
+        """Yield a problem if the objective can't use the weights that rows have."""
+        objective, draws_rows = objective_of(self.params), False
         # A value that isn't a number is reported by itself.
         with suppress(TypeError, ValueError):
-            if differing is None and self.draws_rows:
-                differing = "bagging, by which rows that aren't drawn weigh nothing"
+            draws_rows = self.draws_rows
+        if objective == "cross_entropy_lambda" and draws_rows:
+            yield parameter_problem(
+                "objective",
+                f"{objective!r} can't be used with bagging: rows that aren't drawn weigh nothing, "
+                "and it divides by weights",
+                "Leave bagging out, or use 'cross_entropy'",
+            )
+        # With GOSS, rows differ in any case, and LightGBM takes each row's own weight.
+        if objective != "mape" or "goss" in (self._boosting, strategy_of(self.params)):
+            return
+        differing = "the option weight" if self.weight is not None else None
+        if differing is None and draws_rows:
+            differing = "bagging, by which rows that aren't drawn weigh nothing"
         if differing is not None:
             yield parameter_problem(
                 "objective",

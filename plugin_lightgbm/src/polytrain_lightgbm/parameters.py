@@ -205,11 +205,11 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 "Leave it out to get 'data', or use num_workers=1",
             )
     yield from _boosting_problems(params)
-    if value(params, "boosting") == "dart" and callable(value(params, "objective")):
+    reason = _WITHOUT_FUNCTIONS.get(boosting_of(params))
+    if reason is not None and callable(value(params, "objective")):
         yield parameter_problem(
             "boosting",
-            "'dart' with a function as objective drops other trees in every run: LightGBM reads "
-            "memory there that it hasn't set",
+            f"{boosting_of(params)!r} with a function as objective {reason}",
             "Use 'gbdt', or one of LightGBM's own objectives",
         )
     for name in parameter_names("monotone_constraints"):
@@ -247,6 +247,12 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             )
 
 
+_WITHOUT_FUNCTIONS = {
+    "dart": "drops other trees in every run: LightGBM reads memory there that it hasn't set",
+    "rf": "can't be used: LightGBM's random forests take no objective of yours",
+}
+"""Boosting → what LightGBM does if the objective is a function."""
+
 _BOOSTINGS = ("gbdt", "gbrt", "rf", "random_forest", "dart", "goss")
 _STRATEGIES = ("bagging", "goss")
 
@@ -256,7 +262,7 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     name = next((each for each in parameter_names("boosting") if each in params), "boosting")
     # LightGBM takes them in any case.
     boosting = str(params.get(name, "gbdt")).lower()
-    strategy = str(params.get("data_sample_strategy", "bagging")).lower()
+    strategy = strategy_of(params)
     yield from unknown_name(f"params[{name!r}]", boosting, _BOOSTINGS, "LightGBM's boostings")
     yield from unknown_name(
         "params['data_sample_strategy']", strategy, _STRATEGIES, "LightGBM's strategies"
@@ -297,6 +303,17 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """Return a parameter's value, given under any of its names in LightGBM."""
     return next((params[each] for each in parameter_names(name) if each in params), default)
+
+
+def boosting_of(params: Mapping[str, Any]) -> str:
+    """Return the boosting's main name. LightGBM takes its names in any case."""
+    boosting = str(value(params, "boosting", "gbdt")).lower()
+    return {"gbrt": "gbdt", "random_forest": "rf"}.get(boosting, boosting)
+
+
+def strategy_of(params: Mapping[str, Any]) -> str:
+    """Return how LightGBM draws rows, in lower case: it takes any."""
+    return str(params.get("data_sample_strategy", "bagging")).lower()
 
 
 def sets_something(given: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from lightgbm.basic import EvalResult
 
 from polytrain.boosting.columns import Numbers
-from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
+from polytrain.boosting.sampling import Mask, Objective, Rates, drawn, of_rows
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, Rows
@@ -84,8 +84,10 @@ class RowDraws:
             first, count = self.agreement.numbers.first_query, len(rows.query_sizes)
             mask = drawn(rate, seed=seed, round_=draw, first=first, rows=count)
             return np.repeat(mask, rows.query_sizes)
+        rates: float | Rates = rate
         low, high = (float(now(f"{s}_bagging_fraction", 1)) for s in ("neg", "pos"))
-        rates = rate if low == high == 1 else np.where(rows.labels > 0, high, low)
+        if self.options.may_draw_by_label and min(low, high) < 1:
+            rates = np.where(rows.labels > 0, high, low)
         first, count = self.agreement.numbers.first_row, len(rows.labels)
         return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
 
