@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
 from polytrain.boosting import round_reports
-from polytrain.boosting.round_reports import RoundKeeper
+from polytrain.boosting.round_reports import RoundKeeper, RoundReports
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place
 
 
@@ -123,3 +124,18 @@ def test_a_model_that_grows_while_it_is_saved_does_not_count(
 def test_before_the_first_round_there_is_nothing(training: Training) -> None:
     with pytest.raises(NotCleanError, match="hasn't finished a round"):
         training.keeper.hold(0, lambda: False)
+
+
+def test_a_round_that_is_repeated_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It isn't reported again, and takes as long as one that is."""
+    seen: list[str] = []
+    monkeypatch.setattr(round_reports, "beat", lambda: seen.append("repeated"))
+    monkeypatch.setattr(round_reports, "survivor", Rank)
+    session: Any = SimpleNamespace(
+        world=SimpleNamespace(size=1, me=SimpleNamespace(rank=0)),
+        report=lambda *, step, metrics, model: seen.append(f"round {step}"),
+    )
+    reports = RoundReports(session, reported=2)
+    for round_ in (1, 2, 3):
+        reports(round_, {"loss": 0.5}, Forest())
+    assert seen == ["repeated", "repeated", "round 3"]

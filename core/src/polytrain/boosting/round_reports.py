@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgpack
 
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, survivor
+from polytrain.linux.progress_page import beat
 from polytrain_plugins import Session
 
 logger = logging.getLogger(__name__)
@@ -76,10 +77,12 @@ class RoundReports:
                 round_,
                 ", ".join(names),
             )
-        if round_ > self._reported:
-            if self._keeper is not None:
-                self._keeper.ended(round_, metrics, model)
-            self._session.report(step=round_, metrics=metrics, model=model)
+        if round_ <= self._reported:
+            beat()
+            return
+        if self._keeper is not None:
+            self._keeper.ended(round_, metrics, model)
+        self._session.report(step=round_, metrics=metrics, model=model)
 
 
 _ROOM = 1 << 14
