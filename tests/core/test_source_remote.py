@@ -133,6 +133,20 @@ def test_what_is_not_there(bucket: Bucket, address: str, message: str) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("address", "seconds"),
+    [
+        ("gs://bucket/a.parquet", 6),
+        ("gcs://bucket/a.parquet?scheme=http", 6),
+        ("gs://bucket/a.parquet?retry_limit_seconds=90", 90),
+    ],
+)
+def test_google_s_own_retries_end_soon(address: str, seconds: float) -> None:
+    """Without credentials they would last a quarter of an hour, in which nothing is said."""
+    _, [options] = find(address).filesystem.__reduce__()
+    assert options["retry_time_limit"].total_seconds() == seconds
+
+
 @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_credentials_that_are_corrected(
     filled: Bucket, monkeypatch: pytest.MonkeyPatch, wrong: str

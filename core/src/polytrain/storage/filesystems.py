@@ -29,6 +29,7 @@ from polytrain.storage.location import OPTIONS, local_path
 from polytrain_plugins.close_names import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
+_GOOGLE_LIMIT = "retry_limit_seconds="
 _COMMON = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 
@@ -111,6 +112,10 @@ def _circumstances() -> Any:
 
 @lru_cache(maxsize=64)
 def _arrow(circumstances: Any, scheme: str, authority: str, options: str) -> tuple[Any, str]:
+    if scheme in ("gs", "gcs") and _GOOGLE_LIMIT not in options:
+        # Google's client by itself tries each call for 15 minutes and says nothing, also if there
+        # are no credentials. Arrow's tries each of S3 for about as long as this.
+        options = f"{options}{'&' if options else '?'}{_GOOGLE_LIMIT}6"
     filesystem, base = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{options}")
     return filesystem, base
 
