@@ -119,6 +119,32 @@ def test_more_gpus_than_the_machine_has() -> None:
     assert problem.remedy.startswith("Use num_workers=2, or use a Ray cluster")
 
 
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"num_workers": 5}, {"num_workers": 4}),
+        ({"num_workers": 4, "standby": 1}, {"num_workers": 3}),
+        ({"num_workers": 1, "standby": 4}, {"standby": 3}),
+        ({"num_workers": 9, "standby": 4}, {"num_workers": 1, "standby": 3}),
+    ],
+)
+def test_the_remedy_is_what_the_machine_holds(
+    options: dict[str, Any], change: dict[str, Any]
+) -> None:
+    [problem] = local_problems(scaling(**options), ALONE)
+    fields = " and ".join(f"{name}={value}" for name, value in change.items())
+    assert problem.remedy.startswith(f"Use {fields}, set POLYTRAIN_LOCAL_CPUS")
+    assert list(local_problems(scaling(**{**options, **change}), ALONE)) == []
+
+
+def test_a_machine_that_is_too_small_for_one_worker() -> None:
+    """Fewer workers wouldn't help."""
+    wanted = scaling(num_workers=1, resources_per_worker={"CPU": 16, "memory": 16 * 2**30})
+    [problem] = local_problems(wanted, ALONE)
+    assert problem.what.endswith("than this machine can hold (4 CPU, 7.5 GiB of memory)")
+    assert problem.remedy.startswith("Lower resources_per_worker, set POLYTRAIN_LOCAL_CPUS")
+
+
 def test_ray_is_used_where_it_is_asked_for() -> None:
     assert str(choose_cluster(scaling(cluster="ray"), ALONE)) == "on Ray: cluster='ray'"
 

@@ -21,6 +21,7 @@ from polytrain.functions.function_checks import (
     reference_problems,
 )
 from polytrain.storage.location import Location, is_of_one_process
+from polytrain.text.described import resource_amount
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"
@@ -139,7 +140,7 @@ def ray_problems(
     wanted |= options.get("resources") or {}
     needed = {name: amount for name, amount in wanted.items() if amount}
     if not any(all(node.get(n, 0) >= amount for n, amount in needed.items()) for node in nodes):
-        one = " and ".join(f"{amount:g} {name}" for name, amount in needed.items())
+        one = " and ".join(resource_amount(*each) for each in needed.items())
         yield Problem(
             field=_OPTIONS,
             what=f"a validation takes {one}, and no node of the cluster has that",

@@ -15,7 +15,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import NAMED_HOSTS, STARTING_S, Starting, holds, worker_capacity
-from polytrain.text.described import first_few, numbered
+from polytrain.text.described import first_few, numbered, resource_amount
 from polytrain_plugins import Member
 
 
@@ -333,9 +333,10 @@ class PlacementPolicy:
     def shortage(self, outlook: Outlook | None, free: Nodes, *, up: int = 0) -> str:
         """Return a description of the demand, the free resources and the autoscaler's statement."""
         resources = self.scaling.resources
-        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        wanted = " and ".join(resource_amount(*each) for each in resources.items())
         has = ", ".join(
-            f"{sum(node.get(name, 0) for node in free.values()):g} {name}" for name in resources
+            resource_amount(name, sum(node.get(name, 0) for node in free.values()))
+            for name in resources
         )
         nodes = numbered(len(free), "node")
         if self.scaling.label_selector:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.text.described import first_few, numbered
+from polytrain.text.described import first_few, numbered, resource_amount
 from polytrain_plugins import Problem
 
 STARTING_S = 60.0
@@ -76,9 +76,10 @@ def worker_capacity(
         )
         for totals in node_totals
     )
-    one = " and ".join(f"{amount:g} {name}" for name, amount in needed.items())
+    one = " and ".join(resource_amount(*each) for each in needed.items())
     held = "; ".join(
-        ", ".join(f"{totals.get(name, 0.0):g} {name}" for name in needed) for totals in node_totals
+        ", ".join(resource_amount(name, totals.get(name, 0.0)) for name in needed)
+        for totals in node_totals
     )
     nodes = numbered(len(node_totals), "node")
     return WorkerCount(
@@ -294,9 +295,8 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             field="ScalingConfig.num_workers",
             what=f"{numbered(least, 'worker')} {'is' if least == 1 else 'are'} more than this "
             f"machine can hold ({_has(scaling, around)})",
-            remedy=f"Use num_workers={max(1, capacity.workers - scaling.standby)}, "
-            f"{_share_cpus(scaling, around)}or use a Ray cluster: set RAY_ADDRESS, or call "
-            "ray.init()",
+            remedy=f"{_less(scaling, capacity.workers)}, {_share_cpus(scaling, around)}or use a "
+            "Ray cluster: set RAY_ADDRESS, or call ray.init()",
         )
 
 
@@ -357,6 +357,20 @@ def _only_of_ray(scaling: ScalingConfig, around: AvailableClusters) -> list[str]
     return sorted(others)
 
 
+def _less(scaling: ScalingConfig, capacity: int) -> str:
+    """Return advice that makes the workers fit: as many workers as there can be."""
+    if capacity == 0:
+        return "Lower resources_per_worker"
+    workers = min(scaling.min_workers, max(1, capacity - scaling.standby))
+    standby = min(scaling.standby, capacity - workers)
+    return "Use " + " and ".join(
+        [
+            *([f"num_workers={workers}"] if workers < scaling.min_workers else []),
+            *([f"standby={standby}"] if standby < scaling.standby else []),
+        ]
+    )
+
+
 def _share_cpus(scaling: ScalingConfig, around: AvailableClusters) -> str:
     """Return advice if CPUs are missing."""
     needed = scaling.resources.get("CPU", 0) * (scaling.min_workers + scaling.standby)
@@ -367,4 +381,4 @@ def _share_cpus(scaling: ScalingConfig, around: AvailableClusters) -> str:
 
 def _has(scaling: ScalingConfig, around: AvailableClusters) -> str:
     names = (name for name, amount in scaling.resources.items() if amount > 0)
-    return ", ".join(f"{around.machine.get(name, 0):g} {name}" for name in names)
+    return ", ".join(resource_amount(name, around.machine.get(name, 0)) for name in names)

@@ -232,3 +232,10 @@ def numbered(count: int, noun: str, verb: str = "") -> str:
 
 _OF_ONE = {"are": "is", "have": "has"}
 """Verbs whose singular isn't made with an "s"."""
+
+
+def resource_amount(name: str, amount: float) -> str:
+    """Return an amount of one of Ray's resources: "2 CPU", "23.5 GiB of memory"."""
+    if name == "memory":
+        return f"{round(amount / 2**30, 1):g} GiB of memory"
+    return f"{amount:g} {name}"
