@@ -233,6 +233,16 @@ def test_the_curve_of_any_values_is_drawn(
     assert float(shown) == pytest.approx(values[-1], rel=1e-7)
 
 
+def test_steps_that_were_done_again_are_dotted(tab: Browser, usual: Path) -> None:
+    """Points would fill the gaps between the dots."""
+    tab.show(opened(usual))
+    tab.until(DRAWN)
+    dotted = tab.run("""[...page.charts.values()].flatMap((chart) =>
+        chart.series.flatMap(({ dash, points }, at) =>
+            String(dash) === "2,3" ? [points.show(chart, at)] : []))""")
+    assert dotted == [False] * 3
+
+
 def test_a_log_scale_and_smoothing(tab: Browser, usual: Path) -> None:
     tab.show(opened(usual))
     tab.until(DRAWN)

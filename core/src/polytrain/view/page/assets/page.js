@@ -176,7 +176,7 @@ const page = (() => {
             width: 1.5,
             pxAlign: 0,
             points: {
-              show: each.steps.length < 40,
+              show: !each.isUndone && each.steps.length < 40,
               filter: (_, __, isShown) => (isShown ? null : data[0].flatMap((step, index) => (points.has(step) ? [index] : []))),
               fill: color(each.color),
               size: 5,
