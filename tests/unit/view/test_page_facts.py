@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.unit.record.lines import entry_of
 from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, page_of
+from tests.unit.view import page_facts
 
 from polytrain.record.history import read_history
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.view.page.verdict import duration, verdict
+from polytrain.view.present import RunRecord
 from polytrain.view.run_state import RunState
 from polytrain.view.timeline import MarkKind, Span
 
@@ -51,6 +54,17 @@ def test_what_happened_is_marked(facts: Facts) -> None:
         (MarkKind.RESIZE, 7, None),
         (MarkKind.DRIVER, 9, None),
     ]
+
+
+def test_a_validation_that_failed_says_why() -> None:
+    def fill(record: RunRecord) -> None:
+        ended = {"checkpoint": "c-1.0", "step": 1, "metrics": {}, "time": 2.0}
+        for status, reason in (("validated", ""), ("failed", "ValueError: no data")):
+            event = {"event": "ValidationEnded", **ended, "status": status, "reason": reason}
+            record.take(entry_of(event))
+
+    texts = [mark.text for mark in page_facts.facts(fill).marks]
+    assert texts == ["c-1.0: validated", "c-1.0: failed: ValueError: no data"]
 
 
 def test_repeated_steps_are_kept_apart(facts: Facts) -> None:

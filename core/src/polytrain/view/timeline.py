@@ -189,8 +189,9 @@ def _of_one(timed: TimedEntry) -> Iterator[Mark]:
             yield _mark(timed, MarkKind.STRAGGLER, reason, rank)
         case StacksDumped(reason=reason):
             yield _mark(timed, MarkKind.STACKS, reason)
-        case ValidationEnded(checkpoint=checkpoint, status=status):
-            yield _mark(timed, MarkKind.VALIDATION, f"{checkpoint}: {status}")
+        case ValidationEnded(checkpoint=checkpoint, status=status, reason=reason):
+            text = ": ".join([checkpoint, status, *([reason] if reason else [])])
+            yield _mark(timed, MarkKind.VALIDATION, text)
 
 
 def _mark(timed: TimedEntry, kind: MarkKind, text: str, rank: int | None = None) -> Mark:
