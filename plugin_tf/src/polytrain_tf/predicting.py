@@ -42,7 +42,7 @@ class KerasPredictor:
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
         """See `prediction_problems` for the options."""
-        self._model = load(directory, custom_objects)
+        self._model = load(directory, custom_objects, is_compiled=False)
         self._features = features
         self._collate = collate_fn
 
@@ -52,14 +52,18 @@ class KerasPredictor:
         rows = self._input(batch) if self._collate is None else self._collate(batch)
         output = self._model.predict_on_batch(rows)
         if isinstance(output, list | tuple):
-            output = dict(zip(self._model.output_names, output, strict=True))
+            numbered = [f"output_{number}" for number in range(len(output))]
+            names = getattr(self._model, "output_names", numbered)
+            output = dict(zip(names, output, strict=True))
         if isinstance(output, Mapping):
             return {str(name): np.asarray(value) for name, value in output.items()}
         return np.asarray(output)
 
     def _input(self, batch: dict[str, Any]) -> Any:
         """Return one column, a matrix of columns, or a dict if the model has several inputs."""
-        if isinstance(self._features, str) or len(self._model.inputs or ()) > 1:
+        # A subclass of keras.Model has no names for its inputs and outputs.
+        inputs = getattr(self._model, "inputs", None) or ()
+        if isinstance(self._features, str) or len(inputs) > 1:
             columns = self._features if isinstance(self._features, str) else list(batch)
             return columns_of(batch, columns, None, keeps_integers=True)
         return matrix_of(batch, list(batch))

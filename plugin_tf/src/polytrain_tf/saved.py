@@ -22,7 +22,7 @@ import numpy as np
 
 import polytrain
 from polytrain import CheckpointError
-from polytrain.extension import nested_layers
+from polytrain.extension import nested_layers, scratch_directory
 from polytrain_tf.backend import MODEL_FILE
 from polytrain_tf.private import optimized_by
 
@@ -90,19 +90,26 @@ def reported(metrics: Mapping[str, Any]) -> Iterator[Path]:
     Only rank 0's files become the checkpoint. Every rank must write, because reading some of a
     model's variables is a collective operation.
     """
-    with tempfile.TemporaryDirectory() as directory:
+    # Not in the system's directory: report may end this process, and it would stay.
+    with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="model-") as directory:
         yield Path(directory)
         is_kept = polytrain.get_context().get_world_rank() == 0
         checkpoint = polytrain.Checkpoint.from_directory(directory) if is_kept else None
         polytrain.report(metrics, checkpoint=checkpoint)
 
 
-def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def load(
+    directory: Path,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    is_compiled: bool = True,
+) -> Any:
     """Return the saved model, compiled as it was.
 
     Args:
         directory: the checkpoint's directory.
         custom_objects: name → class or function that Keras doesn't know.
+        is_compiled: whether to compile it: only training needs the loss and the optimizer.
 
     Raises:
         CheckpointError: this Keras version could run code from the file, tf_keras wrote the file,
@@ -121,7 +128,9 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
             f"it. Load it with tf_keras.models.load_model({str(directory / MODEL_FILE)!r})."
         )
     try:
-        model = keras.models.load_model(directory / MODEL_FILE, custom_objects=custom_objects)
+        model = keras.models.load_model(
+            directory / MODEL_FILE, custom_objects=custom_objects, compile=is_compiled
+        )
     except TypeError as error:
         lacking = re.search(r"Could not locate (\w+) '([^']+)'", str(error))
         if lacking is None:
