@@ -109,7 +109,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "keras.Model": ("_compile_loss", "_compile_metrics"),
         "keras.callbacks.ModelCheckpoint": ("_batches_seen_since_last_saving",),
         "keras.callbacks.SwapEMAWeights": ("_ema_weights_in_model",),
-        "keras.optimizers.Optimizer": ("_trainable_variables",),
+        "keras.optimizers.Optimizer": ("_trainable_variables", "_use_weight_decay"),
         "keras.src.backend.tensorflow.trainer": (
             *("_collective_all_reduce_multi_worker", "reduce_per_replica"),
         ),

@@ -278,6 +278,24 @@ def test_every_optimizer_of_a_model_goes_on_with_its_state(tmp_path: Path) -> No
             np.testing.assert_array_equal(weights, expected)
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_weights_stay_excluded_from_decay(tmp_path: Path, is_scaled: bool) -> None:
+    """Keras's file doesn't tell of them."""
+    adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    adamw.exclude_from_weight_decay(var_names=["bias"])
+    dense = keras.layers.Dense(1, kernel_initializer="ones", bias_initializer="ones")
+    model = keras.Sequential([keras.Input((3,)), dense])
+    scaled = keras.optimizers.LossScaleOptimizer(adamw)
+    model.compile(optimizer=scaled if is_scaled else adamw, loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    save(model, tmp_path, Progress())
+    resumed = load_to_resume(tmp_path)
+    resumed.optimizer.apply([np.zeros((3, 1), "float32"), np.zeros(1, "float32")])
+    kernel, bias = resumed.get_weights()
+    assert (kernel < 1.0).all()
+    assert bias == 1.0
+
+
 def test_digests_are_those_of_every_optimizer() -> None:
     model, engine = fitted(adversaries(Adversaries)), TensorFlow().engine()
     before = engine.digests(model)

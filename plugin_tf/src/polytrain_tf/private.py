@@ -157,6 +157,11 @@ def optimized_by(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def undecayed_by(optimizer: Any) -> list[Any]:
+    """Return the weights that an optimizer excludes from decay, which no public name tells."""
+    return [each for each in optimized_by(optimizer) if not optimizer._use_weight_decay(each)]
+
+
 def divided_loss(loss: Any) -> Any:
     """Return a loss divided by the number of workers, as Keras divides its own losses."""
     return import_module(_LOSS).scale_loss_for_distribution(loss)

@@ -24,7 +24,7 @@ import polytrain
 from polytrain import CheckpointError
 from polytrain.extension import nested_layers, scratch_directory
 from polytrain_tf.backend import MODEL_FILE
-from polytrain_tf.private import optimized_by
+from polytrain_tf.private import optimized_by, undecayed_by
 
 _SAFE_FROM = (3, 11)
 """The first Keras version without known bypasses of safe mode (CVE-2025-1550, 8747 and 9906)."""
@@ -174,6 +174,7 @@ def load_to_resume(directory: Path, custom_objects: Mapping[str, Any] | None = N
     if (directory / _OPTIMIZERS_FILE).exists():
         _check_lora(model, directory)
         load_into(model, directory)
+        _exclude_from_decay(model, directory)
     return model
 
 
@@ -302,14 +303,42 @@ def _left_out(model: Any) -> dict[str, Any]:
 
 
 def _optimizers_of(model: Any) -> dict[str, Any]:
-    """Return how many weights a model has, and which of them each of its optimizers is for."""
+    """Return how many weights a model has, and which of them each of its optimizers is for.
+
+    Keras's file doesn't tell either which of them the optimizer, or one in it, lets not decay.
+    """
     numbers = {id(weight): number for number, weight in enumerate(model.weights)}
-    built = {
-        key: [numbers.get(id(variable)) for variable in optimized_by(optimizer)]
-        for key, optimizer in _optimizers(model)
-        if optimizer.built
+    built = {key: optimizer for key, optimizer in _optimizers(model) if optimizer.built}
+
+    def numbered(variables: Sequence[Any]) -> list[int | None]:
+        return [numbers.get(id(variable)) for variable in variables]
+
+    return {
+        "weights": len(numbers),
+        "optimizers": {key: numbered(optimized_by(each)) for key, each in built.items()},
+        "undecayed": {
+            key: [numbered(undecayed_by(part)) for part in _parts(each)]
+            for key, each in built.items()
+        },
     }
-    return {"weights": len(numbers), "optimizers": built}
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """Return an optimizer, and those that it wraps."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    wrapped = getattr(optimizer, "optimizers", [] if inner is None else [inner])
+    return [optimizer, *(part for each in wrapped for part in _parts(each))]
+
+
+def _exclude_from_decay(model: Any, directory: Path) -> None:
+    """Exclude the weights from decay that were excluded in the saved model."""
+    saved = json.loads((directory / _OPTIMIZERS_FILE).read_text()).get("undecayed", {})
+    weights = model.weights
+    for key, optimizer in _optimizers(model):
+        for part, numbers in zip(_parts(optimizer), saved.get(key, ()), strict=False):
+            known = [weights[number] for number in numbers if number is not None]
+            if known:
+                part.exclude_from_weight_decay(var_list=known)
 
 
 def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
