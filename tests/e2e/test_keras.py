@@ -87,6 +87,8 @@ def train_on_torch(config: dict[str, Any]) -> None:
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
     import numpy as np
+    import torch
+    import torch.distributed as dist
 
     import polytrain
     from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
@@ -114,6 +116,11 @@ def train_on_torch(config: dict[str, Any]) -> None:
             if rank == 1 and context.get_attempt() == 0 and self.steps == config["dies_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    class Draws(keras.callbacks.Callback):  # type: ignore[misc]  # as above
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["drawn"] = torch.rand(())
+            dist.all_reduce(logs["drawn"])
+
     part = 8 // size
     rows = np.arange(64).reshape(8, size, part)[:, rank].ravel()
     model = prepare_model(checkpointed_model() or build())
@@ -130,6 +137,7 @@ def train_on_torch(config: dict[str, Any]) -> None:
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8),
             # Its patience ends in the first epoch after the restart.
             keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=2, min_delta=1000.0),
+            Draws(),
             Dies(),
             ReportCallback(),
         ],
@@ -255,6 +263,8 @@ def test_keras_on_torch(quiet: RunConfig) -> None:
     assert killed.metrics["epochs"] in ([1, 2, 3], [2, 3])
     losses = [[report["loss"] for report in result.history[:-1]] for result in (one, two, killed)]
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, atol=1e-5)
+    drawn = [[report["drawn"] for report in result.history[:-1]] for result in (two, killed)]
+    assert drawn[1] == drawn[0]
 
 
 def train_unlike_ranks_on_torch(config: dict[str, Any]) -> None:

@@ -32,6 +32,13 @@ class EpochCallback(keras.callbacks.Callback, ABC):
     before_report: Callable[[Mapping[str, Any], int], None] | None = None
     """Called before each report, with its metrics and the number of finished epochs."""
 
+    save_more: Callable[[Path], None] | None = None
+    """Writes what a backend keeps beside the model, such as its random numbers. All ranks call it.
+    """
+
+    load_more: Callable[[Path], None] | None = None
+    """Restores it before the first epoch of a fit that resumes."""
+
     def __init__(self) -> None:
         super().__init__()
         self._unreported: tuple[int, Mapping[str, Any]] | None = None

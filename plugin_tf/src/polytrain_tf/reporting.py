@@ -119,6 +119,8 @@ class ReportCallback(EpochCallback):
             self.resumed = _resumed(self._fit, epoch)
             if self.resumed is not None:
                 load_callbacks(self.others, self.resumed)
+                if self.load_more is not None:
+                    self.load_more(self.resumed)
         super().on_epoch_begin(epoch, logs)
 
     def progress(self, epochs: int) -> Progress:
@@ -144,6 +146,9 @@ class ReportCallback(EpochCallback):
             save(self.model, directory, self.progress(epochs))
             save_callbacks(self.others, directory)
             _restart.check(self.model, directory)
+            if self.save_more is not None:
+                # Last: a model that is loaded for the check draws random numbers.
+                self.save_more(directory)
 
 
 def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> Any:

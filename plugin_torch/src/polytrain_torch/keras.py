@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from polytrain_torch.collectives.stopping import any_rank
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.prepared import PreparedDataLoader
 from polytrain_torch.private import after_backward, backward_pass
+from polytrain_torch.randomness import file_of, random_state, restore_random_states
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("keras"):
@@ -94,11 +96,24 @@ def _fit_together(own_fit: Any, gradients: AveragedGradients, *args: Any, **opti
         # ReportCallback must begin epochs before all other callbacks, and end them after all.
         if hasattr(each, "arrange"):
             each.arrange(given)
+            each.save_more, each.load_more = _save_random_states, _load_random_states
     given["callbacks"] = [_Together(), *given["callbacks"], _StopsTogether()]
     positional = [given[name] for name in named]
     # What is given twice, or can't be named, is passed on: Python's own error tells of it.
     keywords = {name: each for name, each in given.items() if name not in named or name in options}
     return own_fit(*positional, *args[len(named) :], **keywords)
+
+
+def _save_random_states(directory: Path) -> None:
+    """Write the states of all ranks' random numbers, of which Keras's layers draw some."""
+    for rank, state in enumerate(gathered(random_state())):
+        torch.save(state, directory / file_of(rank))
+
+
+def _load_random_states(directory: Path) -> None:
+    # Older checkpoints have none.
+    if (directory / file_of(0)).exists():
+        restore_random_states(directory)
 
 
 def _positional(fit: Any) -> list[str]:
