@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import threading
@@ -22,6 +21,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.shards import shard_of
+from tests.unit.data.collected import collect_while_a_thread_starts
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.api.config_checks import config_problems
@@ -363,28 +363,20 @@ def test_few_threads_read_ahead_however_many_shards_a_worker_has(tmp_path: Path)
     assert not any(each.is_alive() for each in reading)
 
 
+@pytest.mark.parametrize("prefetched", [0, 3])
 def test_an_iterator_that_was_left_may_be_collected_while_a_thread_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetched: int
 ) -> None:
-    """Python 3.11 and 3.12 hold a lock there without which no thread starts or ends."""
-    batches = iter(shard(files(tmp_path / "data"), shards=64).iter_batches(batch_size=64))
+    one = shard(files(tmp_path / "data"), shards=64)
+    batches = iter(one.iter_batches(batch_size=64, prefetch_batches=prefetched))
     next(batches)
-    assert any(each.name.startswith("polytrain-read") for each in threading.enumerate())
+    names = {each.name.partition("_")[0] for each in threading.enumerate()}
+    assert ({"polytrain-read", "polytrain-prefetch"} if prefetched else {"polytrain-read"}) <= names
     cycle: list[Any] = [batches]
     cycle.append(cycle)
-    own = getattr(threading, "_maintain_shutdown_locks", lambda: None)
-
-    def collecting() -> None:
-        gc.collect()
-        own()
-
-    monkeypatch.setattr(threading, "_maintain_shutdown_locks", collecting, raising=False)
     del batches, cycle
-    thread = threading.Thread(target=lambda: None)
-    starting = threading.Thread(target=thread.start, daemon=True)
-    starting.start()
-    starting.join(timeout=60)
-    assert not starting.is_alive()
+    collect_while_a_thread_starts(monkeypatch)
+    assert sum(len(batch["id"]) for batch in one.iter_batches(batch_size=64)) == 1000
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "window"])
@@ -472,8 +464,36 @@ def test_leaving_a_prefetching_loop_ends_its_thread() -> None:
     one = shard(pa.table({"id": np.arange(1000)}))
     batches = iter(one.iter_batches(batch_size=1, prefetch_batches=4))
     next(batches)
+    [thread] = [each for each in threading.enumerate() if each.name == "polytrain-prefetch"]
     batches.close()  # type: ignore[attr-defined]  # a for loop that is left closes it
-    assert not [t for t in threading.enumerate() if t.name == "polytrain-prefetch"]
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_the_next_loop_waits_until_nothing_is_prepared_for_the_one_that_was_left() -> None:
+    """What prepares batches, or the device that it uses, may not be meant for two threads."""
+    at_second, goes_on = threading.Event(), threading.Event()
+    firsts: list[int] = []
+
+    def prepare(batch: Any) -> Any:
+        first = int(batch["id"][0])
+        if first == 10 and not goes_on.is_set():
+            at_second.set()
+            assert goes_on.wait(timeout=60)
+        firsts.append(first)
+        return batch
+
+    one = shard(pa.table({"id": np.arange(1000)}))
+    ready = one.iter_batches(batch_size=10, prefetch_batches=4, convert=prepare)
+    batches = iter(ready)
+    next(batches)
+    assert at_second.wait(timeout=60)
+    batches.close()  # type: ignore[attr-defined]
+    loop = threading.Thread(target=lambda: next(iter(ready)), daemon=True)
+    loop.start()
+    goes_on.set()
+    loop.join(timeout=60)
+    assert firsts[:3] == [0, 10, 0]
 
 
 def test_an_error_while_preparing_is_raised_where_the_batch_is_missed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.data.collected import collect_while_a_thread_starts
 
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
@@ -228,6 +230,42 @@ def test_batches_that_were_looked_at_come_again(looked_at: int) -> None:
             trained.used()
         assert rows == list(range(15))
     assert one.cursor.position.epoch == 2
+
+
+def test_an_iterator_that_was_left_is_collected_while_a_part_is_being_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next epoch waits for it: nothing else may ask for parts meanwhile."""
+    is_fetching, goes_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    class Slow(Parts):
+        def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
+            calls.append(f"begin {epoch}")
+            super().begin(epoch, segments)
+
+        def next_part(self, epoch: int, index: int) -> pa.Table | int:
+            if (epoch, index) == (0, 1):
+                is_fetching.set()
+                assert goes_on.wait(timeout=60)
+            calls.append(f"part {index} of {epoch}")
+            return super().next_part(epoch, index)
+
+    one = alone(Slow([5, 5], 1, 0))
+    batches = iter(one.iter_batches(batch_size=2))
+    next(batches)
+    assert is_fetching.wait(timeout=60)
+    cycle: list[Any] = [batches]
+    cycle.append(cycle)
+    del batches, cycle
+    collect_while_a_thread_starts(monkeypatch)
+    rows: list[list[int]] = []
+    loop = threading.Thread(target=lambda: rows.extend(ids(one.iter_batches(batch_size=5))))
+    loop.start()
+    goes_on.set()
+    loop.join(timeout=60)
+    assert rows == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert calls[:4] == ["begin 0", "part 0 of 0", "part 1 of 0", "begin 1"]
 
 
 def test_a_lost_stream_is_raised_in_the_loop() -> None:

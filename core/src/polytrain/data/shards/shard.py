@@ -6,7 +6,7 @@ import queue
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -61,6 +61,8 @@ class BatchedShard(Shard):
         self.cursor = cursor
         self._remainder = remainder
         self._world_size = world_size
+        self._left: deque[threading.Thread] = deque()
+        """Threads of loops that are over; one that was left may still prepare a batch."""
 
     @property
     @abstractmethod
@@ -136,10 +138,19 @@ class BatchedShard(Shard):
 
         def epoch_of_batches() -> Iterator[Any]:
             cut = self._cut(drop_last, shares=not allow_empty)
+            while self._left:
+                self._left[0].join()
+                self._left.popleft()
             with (
                 self.cursor.epoch() as epoch,
-                closing(self._batches(epoch, global_rows, cut, least=least)) as batches,
-                closing(_prefetched(map(formatted, batches), prefetch_batches)) as ready,
+                closing(
+                    _prefetched(
+                        self._batches(epoch, global_rows, cut, least=least),
+                        formatted,
+                        prefetch_batches,
+                        self._left,
+                    )
+                ) as ready,
             ):
                 for content, batch in self._global_batches(ready, epoch):
                     # A batch counts once it is given: a report in its step includes it.
@@ -282,20 +293,34 @@ class _TakenAhead(BatchesAhead):
 _END = object()
 
 
-def _prefetched(items: Iterable[Any], count: int) -> Generator[Any, None, None]:
-    """Take so many items ahead, on a thread."""
+def _prefetched(
+    batches: Generator[UnformattedBatch, None, None],
+    prepare: Callable[[UnformattedBatch], Any],
+    count: int,
+    left: deque[threading.Thread],
+) -> Generator[Any, None, None]:
+    """Prepare so many batches ahead, on a thread; close their source at the end.
+
+    Args:
+        left: gets the thread, for which this doesn't wait.
+    """
     if not count:
-        yield from items
+        with closing(batches):
+            yield from map(prepare, batches)
         return
-    ready: queue.Queue[Any] = queue.Queue(maxsize=count)
-    abandoned = threading.Event()
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    taken: queue.SimpleQueue[None] = queue.SimpleQueue()
+    is_left = False
 
     def take() -> None:
         try:
-            for item in items:
-                ready.put(item)
-                if abandoned.is_set():
-                    return
+            with closing(batches):
+                for number, item in enumerate(map(prepare, batches)):
+                    if number >= count:
+                        taken.get()
+                    if is_left:
+                        return
+                    ready.put(item)
             ready.put(_END)
         except BaseException as error:
             ready.put(error)
@@ -306,10 +331,12 @@ def _prefetched(items: Iterable[Any], count: int) -> Generator[Any, None, None]:
         while (item := ready.get()) is not _END:
             if isinstance(item, BaseException):
                 raise item
+            taken.put(None)
             yield item
     finally:
-        abandoned.set()
-        # The thread may be waiting to put an item, and ends after that.
-        while not ready.empty():
-            ready.get()
-        thread.join()
+        # An iterator that was left may be collected while Python starts a thread, and holds the
+        # lock without which none ends. The next loop waits for this one. These queues, unlike
+        # `queue.Queue`, may be used in a collection, which interrupts a thread anywhere.
+        is_left = True
+        taken.put(None)
+        left.append(thread)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import NoReturn
 
 import pyarrow as pa
@@ -186,8 +188,14 @@ class _KeptParts(PartSource):
         self._begun: tuple[int, tuple[Segment, ...]] | None = None
         self._kept: list[pa.Table | int] | None = []
         self._lock = threading.Lock()
+        self.left: deque[Future[pa.Table | int]] = deque()
+        """Fetches of iterators that were left, which may be under way."""
 
     def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
+        while self.left:
+            with suppress(CancelledError):
+                self.left[0].exception()
+            self.left.popleft()
         with self._lock:
             if self._kept is not None and self._begun == (epoch, tuple(segments)):
                 return
@@ -211,7 +219,7 @@ class _KeptParts(PartSource):
 class _Buffer:
     """A rank's rows of an epoch that have come so far. The next part is being fetched."""
 
-    def __init__(self, parts: PartSource, epoch: int, schema: pa.Schema) -> None:
+    def __init__(self, parts: _KeptParts, epoch: int, schema: pa.Schema) -> None:
         self._parts = parts
         self._epoch = epoch
         self._index = 0
@@ -224,8 +232,11 @@ class _Buffer:
     def __enter__(self) -> _Buffer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._fetcher.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: object, *_: object) -> None:
+        # The next epoch waits for the fetch. An iterator that was left may be collected while
+        # Python starts a thread, and holds the lock that is needed to wait for another one's end.
+        self._parts.left.append(self._next)
+        self._fetcher.shutdown(wait=kind is None, cancel_futures=True)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
