@@ -515,6 +515,20 @@ def test_ranks_learn_which_of_them_go_and_when_the_first_does() -> None:
     assert play.latest == (told_of({"node-0": [0, 1], "node-1": [2, 3]}, deadline_ms=5_000),)
 
 
+@pytest.mark.parametrize("first_ms", [9_000, None])
+def test_ranks_learn_that_a_node_goes_sooner(first_ms: int | None) -> None:
+    def notice(deadline_ms: int | None) -> DrainWanted:
+        return move_wanted({"node-1": LeavingNode(address="b", deadline_ms=deadline_ms)})
+
+    play = Play(4).launched().training().tell(notice(first_ms), notice(4_000))
+    assert play.latest == (told_of({"node-1": [2, 3]}, deadline_ms=4_000),)
+    assert play.tell(notice(6_000)).latest == ()
+    # No other node could hold its workers, so they aren't moved once more.
+    play.tell(drained(), *killed(4)).launched().training()
+    assert play.tell(notice(3_000)).latest == ()
+    assert play.reason.endswith("taken away, as was known when its workers were placed there")
+
+
 def test_ranks_that_meet_later_learn_of_a_preemption_too() -> None:
     play = Play(2).launched().tell(offered(0))
     play.tell(move_wanted({"node-0": LeavingNode(address="a")}))

@@ -88,6 +88,17 @@ class LeavingNode:
     """When it goes, in milliseconds since the epoch; None if nobody has said."""
 
 
+def sooner(
+    draining: Mapping[str, int | None], known: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """Return the deadlines of nodes that aren't known to go, or go sooner than is known."""
+    return {
+        node: deadline_ms
+        for node, deadline_ms in draining.items()
+        if node not in known or earliest([deadline_ms, known[node]]) != known[node]
+    }
+
+
 def earliest(deadlines_ms: list[int | None]) -> int | None:
     """Return the earliest of the deadlines that are known."""
     return min((each for each in deadlines_ms if each is not None), default=None)

@@ -254,10 +254,14 @@ def _done(state: State, rank: int) -> Transition:
 
 def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition:
     before, stops = state.drain, event.purpose is Purpose.STOP
+    was_known = bool(event.nodes) and event.nodes <= state.leaving_nodes
     state = replace(state, leaving_nodes=state.leaving_nodes | event.nodes)
     is_placed = not isinstance(state.phase, Placing)
     if event.nodes and is_placed and event.nodes.isdisjoint(state.nodes):
         return Transition(state=state, reason=f"{event.reason}; no worker of this run is there")
+    if before is None and was_known and is_placed:
+        known = "as was known when its workers were placed there"
+        return Transition(state=state, reason=f"{event.reason}, {known}")
     if before is not None and stops and before.purpose is Purpose.STOP:
         return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:
@@ -270,7 +274,12 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     # After a condition is met, ranks other than 0 have to continue.
     may_repeat = before is not None and before.purpose is not Purpose.STOP
     is_news = before is None or (
-        may_repeat and (_hurries(event) or not event.nodes <= before.nodes)
+        may_repeat
+        and (
+            _hurries(event)
+            or not event.nodes <= before.nodes
+            or (not stops and event.deadline_ms != before.deadline_ms)
+        )
     )
     state = replace(state, drain=event)
     match state.phase:

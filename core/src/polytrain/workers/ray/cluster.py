@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from polytrain.config.configs import ScalingConfig
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
-from polytrain.events.notices import LeavingNode
+from polytrain.events.notices import LeavingNode, sooner
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
@@ -174,7 +174,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 class NodeWatch:
-    """Reports each draining node once, from its own thread.
+    """Reports each draining node once, and again if it goes sooner, from its own thread.
 
     It polls every few seconds, because Ray doesn't send notices.
     """
@@ -182,7 +182,7 @@ class NodeWatch:
     def __init__(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> None:
         """
         Args:
-            tell: called with the nodes that weren't draining before, by node id.
+            tell: called with the nodes that weren't draining before, or go sooner, by node id.
         """
         self._tell = tell
         self._ended = threading.Event()
@@ -196,12 +196,12 @@ class NodeWatch:
         self._thread.join(_LOOK_S)
 
     def _watch(self) -> None:
-        known: set[str] = set()
+        known: dict[str, int | None] = {}
         is_reported = False
         while not self._ended.wait(_LOOK_S):
             try:
                 draining = draining_nodes()
-                new = draining.keys() - known
+                new = sooner(draining, known)
                 addresses = node_addresses() if new else {}
             except (RayError, OSError, RuntimeError) as error:
                 if not is_reported:
@@ -212,9 +212,9 @@ class NodeWatch:
                 self._tell(
                     {
                         node: LeavingNode(
-                            address=addresses.get(node, node), deadline_ms=draining[node]
+                            address=addresses.get(node, node), deadline_ms=deadline_ms
                         )
-                        for node in new
+                        for node, deadline_ms in new.items()
                     }
                 )
             known |= new
