@@ -112,6 +112,51 @@ def test_memory(
     assert (found.memory(), found.free_memory()) == (limit, free)
 
 
+OOM_KILLS = {
+    "no groups": ("", {}, None),
+    "version 2, on no limited machine": ("0::/\n", {}, None),
+    "version 2": (
+        "0::/user.slice/session\n",
+        {
+            "user.slice/memory.events": "low 0\noom 9\noom_kill 9\noom_group_kill 0",
+            "user.slice/session/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 0",
+        },
+        3,
+    ),
+    "version 2, where only a group above has the controller": (
+        "0::/user.slice/session\n",
+        {"user.slice/memory.events": "oom_kill 9", "user.slice/session/cpu.max": "max 1"},
+        9,
+    ),
+    "version 1": (
+        "9:cpu,cpuacct:/job\n4:memory:/job/step\n0::/\n",
+        {
+            "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 8",
+            "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7",
+            "memory/job/step/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
+        },
+        2,
+    ),
+    "version 1, in a container that shows its own group alone": (
+        "4:memory:/docker/0f3a\n0::/docker/0f3a\n",
+        {"memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5"},
+        5,
+    ),
+    "version 1, of a kernel without such a count": (
+        "4:memory:/\n",
+        {"memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0"},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("membership", "files", "kills"), OOM_KILLS.values(), ids=OOM_KILLS)
+def test_processes_that_were_killed_for_want_of_memory(
+    tmp_path: Path, membership: str, files: Mapping[str, str], kills: int | None
+) -> None:
+    assert groups(tmp_path, membership, files).oom_kills() == kills
+
+
 CPUS = {
     "no groups": ("", {}, None),
     "version 2, no limit": ("0::/\n", {"cpu.max": "max 100000"}, None),

@@ -50,6 +50,19 @@ class ControlGroups:
         free = (limit - _used_memory(group) for group, limit in self._memory_limits())
         return max(0, least) if (least := min(free, default=None)) is not None else None
 
+    def oom_kills(self) -> int | None:
+        """Return how many processes of this process's group were killed for want of memory.
+
+        None if the kernel doesn't count them: nor does it for the root of version 2.
+        """
+        top, controller, *own = self._groups("memory")
+        for group in (*own, controller, top):
+            for name in ("memory.events", "memory.oom_control"):
+                for line in _read(group / name).splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        return None
+
     def _memory_limits(self) -> Iterator[tuple[Path, int]]:
         for group in self._groups("memory"):
             # Beyond memory.high, processes are slowed down until they hardly run.

@@ -402,7 +402,7 @@ class Agent:
             Exited(
                 attempt=worker.attempt,
                 rank=self._rank,
-                how=how,
+                how=how if killed else worker.child.explained(how),
                 killed=killed,
                 out_of_memory=not killed and worker.child.lacked_memory(how),
                 output=worker.child.last_words,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from polytrain.linux.machine_resources import OWN_GROUPS
 from polytrain.linux.processes import (
     OwnDescriptor,
     describe_exit,
@@ -58,6 +59,7 @@ class Child:
         self._on_output = on_output
         self._on_close = on_close
         self._on_bars = on_bars
+        self._oom_kills_in_group = OWN_GROUPS.oom_kills()
         self._oom_kills = oom_kills()
         self._frames = FrameBuffer()
         self._pipes: dict[str, OutputPipe] = {}
@@ -97,9 +99,21 @@ class Child:
     def lacked_memory(self, how: str) -> bool:
         """Return whether it has ended because the kernel was out of memory, by how it has ended.
 
-        Of several processes that are killed at the same time, all seem to have.
+        Of processes of one control group that are killed at the same time, all seem to have.
         """
-        return how == _SIGKILLED and oom_kills() > self._oom_kills
+        if how != _SIGKILLED or self._oom_kills_in_group is None:
+            return False
+        return (OWN_GROUPS.oom_kills() or 0) > self._oom_kills_in_group
+
+    def explained(self, how: str) -> str:
+        """Return how it has ended, with a cause that isn't certain.
+
+        If its control group has no count, the kernel may have killed any process of the machine.
+        """
+        is_counted = self._oom_kills_in_group is not None
+        if how != _SIGKILLED or is_counted or oom_kills() == self._oom_kills:
+            return how
+        return f"{how}, perhaps because the kernel was out of memory,"
 
     def begin(self, message: Message) -> None:
         """Send the first message, and listen. This closes the process's ends here."""

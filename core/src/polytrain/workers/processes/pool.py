@@ -209,7 +209,7 @@ class ProcessPool:
         self._has_ended.set()
         ended = Ended(
             number=number,
-            how=how,
+            how=child.explained(how),
             last_words=child.last_words,
             lacked_memory=child.lacked_memory(how),
         )
