@@ -430,7 +430,15 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
     # No checkpoint covers the last step.
     assert "tracker    mlflow is 5 steps behind: it has step 0" in shown
     reported = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
-    assert {"name": "mlflow", "step": 0, "lacks": 5} in reported["trackers"]
+    known = {"name": "mlflow", "step": 0, "lacks": 5, "damage": None}
+    assert known in reported["trackers"]
+    for file in (tmp_path / "trackers").glob("csv-*"):
+        file.write_text("{")
+    result = CliRunner().invoke(show, [str(tmp_path)])
+    assert result.output.count("damage     trackers/csv-") == 2
+    assert "isn't JSON that polytrain writes" in result.output
+    assert "tracker    mlflow is 5 steps behind: it has step 0" in result.output
+    assert result.exception is None
 
 
 @pytest.mark.parametrize(

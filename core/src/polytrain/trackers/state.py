@@ -106,24 +106,19 @@ def kept_trackers(storage: Storage) -> Iterator[Tracker]:
     Raises:
         OSError, ValueError: as `kept_state`.
     """
-    for path, state, kind in kept_states(storage):
+    for path, kind in _files(storage):
+        state = _read(storage, path, kind)
         known = {each.name for each in fields(kind)}
         # Ignore options of other versions of the tracker.
         given = {name: value for name, value in state.options.items() if name in known}
         yield fitting(kind, given, file=f"{path}, options")
 
 
-def kept_states(storage: Storage) -> Iterator[tuple[str, TrackerState, type[Tracker]]]:
-    """Yield the states of a run's trackers, with their files.
-
-    Raises:
-        OSError, ValueError: as `kept_state`.
-    """
+def _files(storage: Storage) -> Iterator[tuple[str, type[Tracker]]]:
     for path in sorted(storage.list(_DIRECTORY)):
         named = _FILE.fullmatch(path)
         if named is not None and named[1] in NAMES:
-            kind = tracker_class(named[1])
-            yield path, _read(storage, path, kind), kind
+            yield path, tracker_class(named[1])
 
 
 def _read(storage: Storage, path: str, kind: type[Tracker]) -> TrackerState:
@@ -151,6 +146,9 @@ class TrackerLag:
     """Number of later steps that are ready for it. MLflow and W&B get a step once no restart can
     undo it: see `TrackedRows`."""
 
+    damage: str | None = None
+    """Why its state can't be read; None if it can."""
+
 
 def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[TrackerLag, ...]:
     """Read the lag of each tracker.
@@ -160,20 +158,28 @@ def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[Tra
         since: fencing token of the driver that started the run, or started it over.
 
     Raises:
-        OSError: the storage can't be read.
-        ValueError: the state of a tracker is damaged, or of a newer version.
+        OSError: the storage can't be listed.
     """
-    found = {
-        # Positions from before the run was started over don't count.
-        (file, state.tracker): TrackedRows(state.started_at(since), can_rewind=kind.can_rewind)
-        for file, state, kind in kept_states(storage)
-    }
-    if not found:
+    found: dict[str, TrackedRows] = {}
+    kinds = dict(_files(storage))
+    damage: dict[str, str] = {}
+    for file, kind in kinds.items():
+        try:
+            # Positions from before the run was started over don't count.
+            position = _read(storage, file, kind).started_at(since)
+        except (OSError, ValueError) as error:
+            damage[file] = str(error)
+        else:
+            found[file] = TrackedRows(position, can_rewind=kind.can_rewind)
+    if not found and not damage:
         return ()
     for entry in journal:
         if entry.token >= since:
             for rows in found.values():
                 rows.take(entry)
     return tuple(
-        TrackerLag(name=name, step=rows.sent, lacks=rows.ready) for (_, name), rows in found.items()
+        TrackerLag(name=kind.name, step=0, lacks=0, damage=damage[file])
+        if file in damage
+        else TrackerLag(name=kind.name, step=found[file].sent, lacks=found[file].ready)
+        for file, kind in kinds.items()
     )

@@ -105,6 +105,8 @@ def run_lines(run: PresentRun) -> Iterator[str]:
         if tracker.lacks:
             behind = numbered(tracker.lacks, "step")
             yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
+        if tracker.damage:
+            yield f"  damage     {tracker.damage}"
     yield ""
     if history.facts.hyperparameters:
         yield "hyperparameters"
@@ -133,7 +135,7 @@ def run_lines(run: PresentRun) -> Iterator[str]:
 
 
 def _trackers(run: PresentRun) -> Sequence[TrackerLag]:
-    with readable(run.location, ValueError):
+    with readable(run.location):
         return lags(run.location.open(), run.entries(), since=run.history.since_token)
 
 
