@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -399,6 +400,22 @@ def test_what_is_stored_is_not_the_callers_file(
         overwrite(file)
     assert store.damage(made) == ()
     assert (directory_of(store, made) / "model").read_bytes() == bytes(LARGE)
+
+
+def test_a_file_that_rank_0_has_stored_may_change_on_another_rank(
+    store: CheckpointStore, taker: Taker, source: Path, tmp_path: Path
+) -> None:
+    """Rank 0's is kept. Only what the other rank adds must be as it was."""
+    (source / "model").write_bytes(bytes(LARGE))
+    own = Path(shutil.copytree(source, tmp_path / "of_rank_1"))
+    made = manifest(0, store.store_part(DIRECTORY, 0, *taker.take(source)).files)
+    store.commit(made)
+    snapshot, stamps = taker.take(own)
+    overwrite(own / "model")
+    known = {file.name: file.sha256 for file in made.files}
+    part = store.store_part(DIRECTORY, 1, snapshot, stamps, stored_already=known)
+    assert (part.files, part.left_out) == ((), ())
+    assert store.damage(made) == ()
 
 
 def test_a_snapshot_that_has_changed_is_not_stored(

@@ -143,7 +143,8 @@ class CheckpointStore:
                 and never replaced.
 
         Raises:
-            SnapshotChangedError: a file was written to after it was staged.
+            SnapshotChangedError: a file that rank 0 hasn't stored was written to after it was
+                staged.
             CheckpointError: nothing was staged, or a file has the manifest's name.
             OSError: the storage failed, or something else than files was staged.
         """
@@ -170,10 +171,13 @@ class CheckpointStore:
                 # Use the descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
-                raise SnapshotChangedError(
-                    f"{name!r} was written to before it was stored. Write each checkpoint's files "
-                    "into a new directory, or report with upload='sync'"
-                )
+                if name not in stored_already:
+                    raise SnapshotChangedError(
+                        f"{name!r} was written to before it was stored. Write each checkpoint's "
+                        "files into a new directory, or report with upload='sync'"
+                    )
+                # Rank 0's file is kept, and nothing shows any more that this one differed.
+                digest = stored_already[name]
             return StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank)
 
         stored = small_at_once(store, sizes)
