@@ -14,7 +14,8 @@ from tests.unit.run.driver import BEGAN, Driver, FakeGroup
 import polytrain.checkpoint.manager
 import polytrain.run
 from polytrain.checkpoint.manager import CheckpointManager
-from polytrain.checkpoint.parts import PartVoid
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.parts import Committed, PartVoid
 from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import (
@@ -322,20 +323,54 @@ def test_a_void_part_drops_its_checkpoint_and_the_run_goes_on(
     assert (line["rank"], line["reason"]) == (0, "'model' was written to")
 
 
+@pytest.mark.parametrize(("bad", "step"), [((1,), 1), ((0,), 2), ((0, 1), 0)])
 def test_a_void_part_takes_back_a_checkpoint_that_lacks_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...], step: int
 ) -> None:
+    """What counts from then on is the newest checkpoint that is left."""
     run = driver(tmp_path, monkeypatch)
     run.life = lambda order: [
         run.staged(0, 0),
         run.stored(0, 0, of_0="0"),
-        run.staged(1, 0),
-        PartVoid(attempt=0, rank=1, checkpoint=0, reason="'of_1' was written to"),
+        run.staged(0, 1),
+        run.stored(0, 1, of_0="1"),
+        *(
+            PartVoid(attempt=0, rank=1, checkpoint=number, reason="'of_1' was written to")
+            for number in bad
+        ),
         *run.all_done(),
     ]
     assert run.conclude().succeeded
-    assert run.committed == []
-    assert run.manager.checkpoints == []
+    assert run.committed == [["of_0"]] * (2 - len(bad))
+    assert [manifest.number for manifest in run.manager.checkpoints] == [
+        number for number in range(2) if number not in bad
+    ]
+    assert (run.controller.state.committed, run.controller.state.progress) == (step, step)
+
+
+def test_a_void_part_that_comes_before_the_commit_leaves_what_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    commit = CheckpointManager.commit
+
+    def meanwhile_void(manager: CheckpointManager, manifest: Manifest) -> Committed:
+        if manifest.number == 1:
+            reason = "'of_1' was written to"
+            run.group.mailbox.put((PartVoid(attempt=0, rank=1, checkpoint=1, reason=reason),))
+        return commit(manager, manifest)
+
+    monkeypatch.setattr(CheckpointManager, "commit", meanwhile_void)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.stored(0, 0, of_0="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, of_0="1"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["of_0"]]
+    assert (run.controller.state.committed, run.controller.state.progress) == (1, 1)
 
 
 def void(rank: int) -> PartVoid:

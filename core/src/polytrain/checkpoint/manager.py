@@ -140,6 +140,11 @@ class CheckpointManager:
         newest_first = reversed(self.checkpoints)
         return next((each.step for each in newest_first if not each.is_left), self.origin.step)
 
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest committed checkpoint, or of the run's start."""
+        return self.checkpoints[-1].step if self.checkpoints else self.origin.step
+
     def launched(self, world_size: int) -> frozenset[int]:
         """Start an attempt, and drop the unfinished checkpoints of the previous one.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, Committed
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, Committed, PartVoid
 from polytrain.events.attempt import (
     AgentLost,
     Diverged,
@@ -53,7 +53,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.left_state import commit_state
-from polytrain.run.machine import begin, note, step
+from polytrain.run.machine import begin, note, step, taken_back
 from polytrain.run.program import CommitSearch
 from polytrain.run.publisher import Publisher
 from polytrain.run.stacks_requests import StacksAnswers
@@ -320,10 +320,17 @@ class Controller:
             self.happen(stop_wanted(stopped))
 
     def _take_checkpoint_event(self, event: CheckpointEvent) -> None:
-        noted = note(self.state, event)
+        manager = self.checkpoints.manager
+        is_dropped = isinstance(event, Committed) and manager.is_dropped(event.manifest.number)
+        noted = self.state if is_dropped else note(self.state, event)
         if noted is not None:
             self.state = noted
-            self._fail_if(self.checkpoints.take(event, good_step=self.state.good_step))
+            failed = self.checkpoints.take(event, good_step=self.state.good_step)
+            if isinstance(event, PartVoid):
+                self.state = taken_back(
+                    self.state, committed=manager.newest_step, progress=manager.progress
+                )
+            self._fail_if(failed)
             if isinstance(event, Committed):
                 self.validation_results.take(self)
 

@@ -189,6 +189,19 @@ def note(state: State, event: Reported | CheckpointEvent) -> State | None:
             return state
 
 
+def taken_back(state: State, *, committed: int, progress: int) -> State:
+    """Return the state after a commit may have been taken back.
+
+    Args:
+        committed: step of the newest checkpoint that is left.
+        progress: step of the newest one of these that was reported.
+    """
+    if state.progress <= committed:
+        # Retention may have deleted the checkpoint of the progress.
+        progress = state.progress
+    return replace(state, committed=min(state.committed, committed), progress=progress)
+
+
 def _has_diverged_before(state: State, step: int) -> bool:
     """Return whether a rank has found that the attempt had diverged before or at a step."""
     diverged = state.phase.diverged if isinstance(state.phase, Ending) else None
