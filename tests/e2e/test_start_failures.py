@@ -29,6 +29,8 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.backends.reference import Reference, ReferenceEngine
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.driver.inline_group import InlineGroup
 from polytrain_plugins import World
 from polytrain_torch.backend import Torch
 from polytrain_torch.engine import TorchEngine
@@ -181,7 +183,10 @@ def test_a_rank_that_fails_once_it_has_joined_is_named_and_not_those_that_lose_i
     assert "no memory for the sums" in str(error)
 
 
-def test_data_that_can_not_be_read_any_more_is_named(quiet: RunConfig, tmp_path: Path) -> None:
+def test_data_that_can_not_be_read_any_more_is_named(
+    quiet: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.policy.failure._PAUSE_S", 0.001)
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n" + "1,2\n" * 100)
     trainer = make_trainer(
@@ -199,6 +204,34 @@ def test_data_that_can_not_be_read_any_more_is_named(quiet: RunConfig, tmp_path:
     assert "its data can't be read" in str(error)
     assert str(file) in str(error)
     assert len(attempts) == 5
+
+
+def test_a_run_in_this_process_waits_between_starts_that_fail(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    wait = InlineGroup.wait
+
+    def counted(group: InlineGroup, handle: Handler, timeout: float | None) -> None:
+        waits.append(timeout)
+        wait(group, handle, timeout)
+
+    monkeypatch.setattr(InlineGroup, "wait", counted)
+    monkeypatch.setattr("polytrain.policy.failure._PAUSE_S", 0.05)
+    failures = FailureConfig(max_failures=-1, retry_user_errors=True)
+    trainer = make_trainer(
+        "reference",
+        raise_at_once,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=dataclasses.replace(quiet, failure_config=failures),
+    )
+    error, attempts = failed(trainer)
+    assert (error.reason, len(attempts)) == (IN_A_ROW, 5)
+    assert len(waits) < 50, "it looks again and again"
+
+
+def raise_at_once() -> None:
+    raise OSError("no answer")
 
 
 def test_memory_that_does_not_suffice_is_reported_as_that(quiet: RunConfig) -> None:

@@ -152,8 +152,11 @@ if dist.get_rank() == 0:
 """
 
 
-def test_a_script_is_restarted_after_every_failure(quiet: RunConfig, tmp_path: Path) -> None:
+def test_a_script_is_restarted_after_every_failure(
+    quiet: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A training function wouldn't be, after the same error twice at the same step."""
+    monkeypatch.setattr("polytrain.policy.failure._PAUSE_S", 0.001)
     result = trainer(quiet, script_in(tmp_path, RESTARTS), max_failures=3).fit()
     assert result.restarts == 3
     assert result.metrics == {"total": 4.0, "attempt": 3}

@@ -493,6 +493,45 @@ def test_five_starts_in_a_row_may_fail(trained: list[bool], attempt: FailedAttem
         assert decisions[first].reason == "5 attempts in a row have ended before they trained"
 
 
+LOST_AT_START = attempt_of(
+    failure(FailureKind.WORKER_LOST, message="killed by SIGKILL before it had joined the others"),
+    has_reported=False,
+    lasted_s=1.0,
+)
+CRASH_AT_START = dataclasses.replace(
+    LOST_AT_START,
+    root=failure(FailureKind.WORKER_LOST, message="killed by SIGSEGV before it had joined"),
+)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "pause_s"),
+    [
+        ([NO_START], 0.0),
+        ([NO_START] * 2, 1.0),
+        ([LOST, NO_START, CRASH_AT_START, NO_START], 2.0),
+        ([NO_START] * 4, 4.0),
+        ([NO_START, LOST, NO_START], 0.0),
+        # Whoever loses workers begins again at once.
+        ([NO_START, LOST_AT_START], 0.0),
+        ([LOST_AT_START] * 3, 0.0),
+        ([NO_START, NO_START, dataclasses.replace(PREEMPTED, has_reported=False)], 0.0),
+        ([NO_START, dataclasses.replace(NO_START, unfit=frozenset({"node-1"}))], 0.0),
+    ],
+)
+def test_starts_that_fail_again_are_paced(attempts: list[FailedAttempt], pause_s: float) -> None:
+    decision = policy_of(max_failures=-1).decide(attempts)
+    assert (decision.restart, decision.pause_s) == (True, pause_s)
+    says = f"; the next attempt begins in {pause_s:g} s"
+    assert decision.reason.endswith(says) == (pause_s > 0)
+
+
+def test_no_pause_is_told_of_a_run_that_ends() -> None:
+    decision = policy_of(max_failures=1).decide([NO_START] * 2)
+    assert (decision.restart, decision.pause_s) == (False, 0.0)
+    assert decision.reason == "failure 2 of max_failures=1: no restart is left"
+
+
 @pytest.mark.parametrize(
     "long_enough",
     [

@@ -28,6 +28,7 @@ from polytrain.events.attempt import (
     Joined,
     Load,
     Started,
+    stop_wanted,
 )
 from polytrain.events.notices import Rollback
 from polytrain.events.output import Output
@@ -221,6 +222,55 @@ def test_a_rank_that_reports_more_checkpoints_than_rank_0_ends_the_run(
     assert "rank 0 has reported 1 of them, and rank 1 2; rank 0 has ended" in failure.message
     assert run.group.of("store_rest") == [(1, 0, ["model"]), (1, 1, None)]
     assert run.committed == [["model"]]
+
+
+def failing_starts(run: Driver, began: list[float]) -> Callable[[LaunchOrder], list[AgentEvent]]:
+    """Attempts that fail before they train; `began` gets the time of each."""
+
+    def life(order: LaunchOrder) -> list[AgentEvent]:
+        began.append(run.group.now - BEGAN)
+        message = f"OSError: no answer {order.attempt}"
+        failure = Failure(kind=FailureKind.STARTUP, rank=0, message=message)
+        return [Failed(attempt=order.attempt, failure=failure)]
+
+    return life
+
+
+def test_starts_that_fail_again_wait_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=-1)
+    began: list[float] = []
+    run.life = failing_starts(run, began)
+    assert not run.conclude().succeeded
+    assert began == [0, 0, 1, 3, 7]
+    reasons = [line["reason"] for line in lines(tmp_path, "AttemptEnded")]
+    pauses = ["", *(f"; the next attempt begins in {s} s" for s in (1, 2, 4))]
+    assert reasons == [
+        *(f"failure {n}, max_failures is unlimited{pause}" for n, pause in enumerate(pauses, 1)),
+        "5 attempts in a row have ended before they trained",
+    ]
+
+
+def test_a_stop_ends_a_pause_between_two_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=-1)
+    began: list[float] = []
+    run.life = failing_starts(run, began)
+    wait = FakeGroup.wait
+
+    def stopped_in_the_pause(group: FakeGroup, handle: Handler, timeout: float | None) -> None:
+        if len(began) == 2 and timeout:
+            stopped = Stopped(by="signal", reason="SIGINT")
+            group.pending.append(stop_wanted(stopped))
+            timeout = 0.0
+        wait(group, handle, timeout)
+
+    monkeypatch.setattr(FakeGroup, "wait", stopped_in_the_pause)
+    conclusion = run.conclude()
+    assert conclusion.stopped is not None
+    assert (began, run.group.now) == ([0, 0], BEGAN)
 
 
 def test_a_lost_agent_keeps_no_checkpoint_from_being_committed(

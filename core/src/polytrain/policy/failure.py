@@ -7,8 +7,8 @@ a run's failed attempts, the latest last.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise, product
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product, takewhile
 from typing import Any
 
 from polytrain.config.configs import FailureConfig
@@ -20,11 +20,23 @@ from polytrain.policy.failed_attempts import (
     OF_THE_CODE,
     RAISED,
     FailedAttempt,
+    is_crash,
     type_of,
 )
 
 _START_FAILURES = 5
 """Consecutive attempts that may end before they train; then the run ends."""
+
+_PAUSE_S = 1.0
+"""Seconds between the second failed start in a row and the next; later pauses are twice as long."""
+
+_FROM_OUTSIDE = (
+    FailureKind.PREEMPTED,
+    FailureKind.AGENT_LOST,
+    FailureKind.NODE_LOST,
+    FailureKind.DIVERGED,
+)
+"""Failures that say nothing about the next start."""
 
 _TIMES = 3
 """Consecutive attempts that may end by the same exception of another type, wherever it comes."""
@@ -39,6 +51,8 @@ class Decision:
 
     restart: bool
     reason: str
+    pause_s: float = 0.0
+    """Seconds to wait before the restart."""
 
 
 Attempts = Sequence[FailedAttempt]
@@ -80,7 +94,12 @@ class FailurePolicy:
             self._failures_are_counted,
         )
         decisions = (rule(attempts) for rule in rules)
-        return next(decision for decision in decisions if decision is not None)
+        decision = next(decision for decision in decisions if decision is not None)
+        pause_s = _pause_s(attempts) if decision.restart else 0.0
+        if not pause_s:
+            return decision
+        reason = f"{decision.reason}; the next attempt begins in {pause_s:g} s"
+        return replace(decision, reason=reason, pause_s=pause_s)
 
     def _divergence_is_rolled_back(self, attempts: Attempts) -> Decision | None:
         """Go back, at most `max_rollbacks` times, unless the run is to end."""
@@ -261,6 +280,19 @@ def failed_starts_are_limited(attempts: Attempts) -> Decision | None:
     return Decision(
         restart=False, reason=f"{_START_FAILURES} attempts in a row have ended before they trained"
     )
+
+
+def _pause_s(attempts: Attempts) -> float:
+    """Return how long to wait for what starts fail of, such as a service; 0.0 after the first."""
+    failed = list(takewhile(_is_failed_start, reversed(attempts)))
+    return _PAUSE_S * 2 ** (len(failed) - 2) if len(failed) > 1 else 0.0
+
+
+def _is_failed_start(attempt: FailedAttempt) -> bool:
+    """Return whether an attempt has ended by itself before it trained."""
+    if attempt.has_trained or attempt.unfit or attempt.root.kind in _FROM_OUTSIDE:
+        return False
+    return attempt.root.kind is not FailureKind.WORKER_LOST or is_crash(attempt.root.message)
 
 
 def unfit_nodes_are_left(attempts: Attempts) -> Decision | None:

@@ -65,6 +65,7 @@ from polytrain.run.states import (
     EndAttempt,
     Gathering,
     Launch,
+    Placing,
     State,
     Training,
     Transition,
@@ -122,6 +123,9 @@ class Controller:
     """Lets signals interrupt only code that waits."""
 
     _conclusion: Conclude | None = None
+    _acquired: AcquireWorkers = field(default_factory=AcquireWorkers)
+    """The latest request for workers, which may be paced."""
+
     _last_gone: Exited | AgentLost | None = None
     """The end of the attempt's last process, which waits until copies of the state are stored."""
 
@@ -273,6 +277,10 @@ class Controller:
                 self._look_who_hangs()
             case Deadline.STACKS:
                 self.stacks_answers.answer()
+            case Deadline.PAUSE:
+                # A stop may have ended the run meanwhile.
+                if isinstance(self.state.phase, Placing):
+                    self._place()
             case Deadline.BUDGET:
                 self._look_at_budget()
             case _:
@@ -363,8 +371,12 @@ class Controller:
 
     def _do(self, action: Action) -> None:
         match action:
-            case AcquireWorkers(avoid=avoid, without=without):
-                self.group.place(avoid=avoid, without=without)
+            case AcquireWorkers():
+                self._acquired = action
+                if action.pause_s:
+                    self.deadlines.set(Deadline.PAUSE, time.monotonic() + action.pause_s)
+                else:
+                    self._place()
             case Launch(attempt=attempt):
                 conclusion = launch(self, attempt)
                 if conclusion is not None:
@@ -389,6 +401,9 @@ class Controller:
                 self._conclusion = action
             case _:
                 assert_never(action)
+
+    def _place(self) -> None:
+        self.group.place(avoid=self._acquired.avoid, without=self._acquired.without)
 
     def _announce_drain(self) -> None:
         drain = self.state.drain

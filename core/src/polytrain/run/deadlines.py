@@ -23,6 +23,9 @@ class Deadline(Enum):
     STACKS = auto()
     """Stacks that another process wants: `StacksAnswers.answer`."""
 
+    PAUSE = auto()
+    """The end of a pause after failed starts: `Controller._place`."""
+
     BUDGET = auto()
     """The run's time: see `StopRule.time_budget_s`."""
 

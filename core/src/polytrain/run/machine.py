@@ -575,8 +575,13 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         concluded = _concluded_failed(state, shown, decision.reason)
         return replace(concluded, actions=(ended, *concluded.actions))
     avoid = _nodes_to_avoid(state, now)
-    if ending.lost_agents or state.drain is not None or not avoid.keys().isdisjoint(state.nodes):
-        return _placed_anew(state, ended, avoid)
+    if (
+        decision.pause_s
+        or ending.lost_agents
+        or state.drain is not None
+        or not avoid.keys().isdisjoint(state.nodes)
+    ):
+        return _placed_anew(state, ended, avoid, pause_s=decision.pause_s)
     state = replace(state, attempt=state.attempt + 1)
     after = _launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
@@ -631,12 +636,14 @@ def _stopped(state: State, drain: DrainWanted, ended: EndAttempt) -> Transition:
     return replace(stopped, actions=(replace(ended, reason=drain.reason), *stopped.actions))
 
 
-def _placed_anew(state: State, ended: EndAttempt, avoid: Mapping[str, float]) -> Transition:
+def _placed_anew(
+    state: State, ended: EndAttempt, avoid: Mapping[str, float], *, pause_s: float = 0.0
+) -> Transition:
     """Acquire agents for the next attempt."""
     without = frozenset[int]() if state.drain is None else state.drain.ranks
     return Transition(
         state=replace(state, attempt=state.attempt + 1, phase=Placing(), drain=None),
-        actions=(ended, AcquireWorkers(avoid=avoid, without=without)),
+        actions=(ended, AcquireWorkers(avoid=avoid, without=without, pause_s=pause_s)),
         reason=ended.reason,
     )
 

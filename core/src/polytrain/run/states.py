@@ -220,6 +220,9 @@ class AcquireWorkers:
     without: frozenset[int] = frozenset()
     """Ranks of the last attempt whose agents must be replaced."""
 
+    pause_s: float = 0.0
+    """Seconds to wait before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

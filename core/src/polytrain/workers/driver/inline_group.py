@@ -128,16 +128,22 @@ class InlineGroup:
                 self._run(order, handle_all)
             finally:
                 self._end_turn()
+        else:
+            # There is a pause before the next attempt.
+            self._take_mail(handle, timeout)
 
     def _handle_mail(self, handle: Handler) -> bool:
         """Pass on what is in the mailbox; return whether there was anything."""
         had_mail = False
         while not self._mailbox.empty():
             had_mail = True
-            for event in arrived(self._mailbox, 0.0):
-                if isinstance(event, AgentEvent | DriverEvent):
-                    handle(event)
+            self._take_mail(handle, 0.0)
         return had_mail
+
+    def _take_mail(self, handle: Handler, timeout: float | None) -> None:
+        for event in arrived(self._mailbox, timeout):
+            if isinstance(event, AgentEvent | DriverEvent):
+                handle(event)
 
     def close(self) -> None:
         self._end_turn()
