@@ -10,6 +10,8 @@ import pytest
 import xgboost
 
 from polytrain.boosting.columns import Numbers
+from polytrain.boosting.sampling import sample_of
+from polytrain_xgboost import XGBoost, bin_reference
 from polytrain_xgboost.cuts import Splits, cuts_of, ends_of, joined_ends, splits_of, table_for
 
 SPLITS = np.array([-7, -2.5, -1, 0.3, 0.30001, 0.7, 1, 4, 80], np.float32)
@@ -67,6 +69,22 @@ def test_a_category_that_no_row_of_the_sample_has_gets_a_bin() -> None:
     assert cuts[0].lacks_some_of(splits[0])
     table = table_for(cuts, splits, ends, sample)
     assert table.column("kind").to_pylist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("bin_sample_rows", [10, 200_000])
+def test_bins_are_for_all_categories_and_those_of_the_sample(bin_sample_rows: int) -> None:
+    """A category has one row, which a sample of ten lacks. XGBoost would take it for another."""
+    sample = sample_of(1000, bin_sample_rows, seed=0)
+    x = np.random.default_rng(0).normal(size=1000)
+    kinds = np.array(list("ab"))[np.arange(1000) % 2]
+    kinds[(set(range(1000)) - {*sample[:10]}).pop()] = "c"
+    table = pa.table({"x": x, "kind": kinds, "w": x**2, "y": x})
+    options = XGBoost(label="y", weight="w", bin_sample_rows=bin_sample_rows)
+    starts, edges = bin_reference(table, options).get_quantile_cut()
+    assert edges[starts[1] :].tolist() == [0, 1, 2]
+    rows = x[sample]
+    alone = xgboost.QuantileDMatrix(rows.reshape(-1, 1), weight=rows**2)
+    assert edges[: starts[1]].tolist() == alone.get_quantile_cut()[1].tolist()
 
 
 @pytest.mark.parametrize("booster", ["gbtree", "dart"])

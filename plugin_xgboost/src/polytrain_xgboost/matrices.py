@@ -6,7 +6,7 @@ how the rows are split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xgboost
 
 from polytrain.boosting.columns import (
@@ -23,9 +24,10 @@ from polytrain.boosting.columns import (
     floats,
     plainly_typed,
     selected,
+    with_columns,
     with_numbers,
 )
-from polytrain.boosting.sampling import Mask, agreed_numbers, agreed_sample
+from polytrain.boosting.sampling import Mask, RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import finite, validated
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
@@ -110,7 +112,7 @@ def training_data(
     numbers = agreed_numbers(rows=len(mine), queries=queries, rank=ranks.me, gather=ranks.gathered)
     if options.qid is not None:
         facts["qid"] += numbers.first_query
-    sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
+    sample = _sample(tables, numbers, options, ranks)
     own_bins = outside(binning.reference, sample)
     reference = own_bins
     if model is not None:
@@ -143,7 +145,7 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
     numbers = agreed_numbers(rows=len(table), queries=0, rank=ranks.me, gather=ranks.gathered)
-    sample = agreed_sample(table, numbers, options, gather=ranks.gathered)
+    sample = _sample({"train": table}, numbers, options, ranks)
     binning = _Binning(options=options, params=params)
     own_bins = binning.reference(sample)
     if model is None:
@@ -227,6 +229,36 @@ def _categories(
         for name, values in categories.items()
     }
     return categories if model is None else with_those_of(model, categories, names)
+
+
+def _sample(
+    tables: Mapping[str, pa.Table], numbers: RowNumbers, options: XGBoost, ranks: Ranks
+) -> pa.Table:
+    """Return the rows to make bins from, and one with the highest category of each column.
+
+    XGBoost makes bins for the categories up to the highest that it sees, and takes higher ones
+    for that one. These are in rows that aren't in the sample, or in another data set.
+    """
+    sample = agreed_sample(tables["train"], numbers, options, gather=ranks.gathered)
+    features = sample.select(options.features_of(sample.column_names)).schema
+    names = [field.name for field in features if pa.types.is_dictionary(field.type)]
+    if not names:
+        return sample
+    mine = [_highest_code(tables.values(), name) for name in names]
+    # Missing values of the other features change no bins.
+    row: dict[str, pa.Array] = {field.name: pa.nulls(1, field.type) for field in features}
+    for name, *codes in zip(names, *ranks.gathered(mine), strict=True):
+        highest = max(codes)
+        code = pa.array([highest if highest >= 0 else None], pa.int32())
+        row[name] = pa.DictionaryArray.from_arrays(code, sample.column(name).chunk(0).dictionary)
+    return pa.concat_tables([sample, with_columns(sample.slice(0, 1), row)]).combine_chunks()
+
+
+def _highest_code(tables: Iterable[pa.Table], name: str) -> int:
+    """Return the highest number of a category in a column; -1 without one."""
+    chunks = (chunk for table in tables for chunk in table.column(name).chunks)
+    codes = (pc.max(chunk.indices).as_py() for chunk in chunks)
+    return max((code for code in codes if code is not None), default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
