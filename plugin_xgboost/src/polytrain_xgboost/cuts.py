@@ -23,15 +23,15 @@ _ROUNDS_AT_ONCE = 100
 """Number of rounds to read as JSON at once: it takes many times the model's own memory."""
 
 Ends = tuple[float, float]
-"""The lowest and the highest value of a feature; for categories, their numbers."""
+"""The lowest and the highest value of a feature of numbers."""
 
 Splits = Mapping[int, Numbers]
-"""Feature's number → the thresholds, or numbers of categories, in a model's splits on the feature.
+"""Feature's number → the thresholds in a model's splits on the feature, if it is one of numbers.
 float32, ascending, shape `[splits]`."""
 
 
 def splits_of(model: xgboost.Booster) -> Splits:
-    """Return the distinct thresholds and categories in the splits of a model's trees."""
+    """Return the distinct thresholds in the splits of a model's trees."""
     found: dict[int, list[Numbers]] = {}
     for start in range(0, model.num_boosted_rounds(), _ROUNDS_AT_ONCE):
         end = min(start + _ROUNDS_AT_ONCE, model.num_boosted_rounds())
@@ -39,7 +39,7 @@ def splits_of(model: xgboost.Booster) -> Splits:
         booster = learner["gradient_booster"]
         # DART's JSON holds its trees in a nested "gbtree".
         trees = booster.get("gbtree", booster)["model"]["trees"]
-        features, values = np.concatenate([_thresholds(trees), *map(_categories, trees)], axis=1)
+        features, values = _thresholds(trees)
         for feature in np.unique(features):
             found.setdefault(int(feature), []).append(np.unique(values[features == feature]))
     return {
@@ -56,13 +56,6 @@ def _thresholds(trees: Sequence[Mapping[str, Any]]) -> Numbers:
         for name in names
     )
     return np.stack([features, values])[:, (left >= 0) & (kind == 0)]
-
-
-def _categories(tree: Mapping[str, Any]) -> Numbers:
-    """Return the feature and the number of each category in a tree's splits, shape `[2, n]`."""
-    nodes, sizes = np.array([tree["categories_nodes"], tree["categories_sizes"]], int)
-    features = np.array(tree["split_indices"], int)[nodes]
-    return np.stack([np.repeat(features, sizes), tree["categories"]])
 
 
 _NONE = np.array([], np.float32)
@@ -82,10 +75,8 @@ class Cuts:
     is_category: bool
 
     def lacks_some_of(self, splits: Numbers) -> bool:
-        """Return whether some of these splits aren't edges of these bins."""
-        if self.is_category:
-            return bool(len(splits)) and splits[-1] > self.edges[-1]
-        return not np.isin(splits, self.edges).all()
+        """Return whether some of these splits aren't edges of these bins. All categories are."""
+        return not self.is_category and not np.isin(splits, self.edges).all()
 
     def values(self, splits: Numbers, ends: Ends | None) -> Numbers:
         """Return values for XGBoost to make bins from, so that these splits decide correctly.
@@ -93,14 +84,12 @@ class Cuts:
         Splits of trees grown on these bins add no values, so a restart has the same bins.
 
         Args:
-            splits: thresholds or categories in the trees' splits on the feature.
+            splits: thresholds in the trees' splits on the feature.
             ends: ends of the rows to bin; None if none of them has a value.
         """
         edges = self.edges
         if self.is_category:
-            highest = edges[-1] if ends is None else max(edges[-1], ends[1])
-            asked = highest > edges[-1] and self.lacks_some_of(splits[splits <= highest])
-            return np.arange((highest if asked else edges[-1]) + 1, dtype=np.float32)
+            return np.arange(edges[-1] + 1, dtype=np.float32)
         # XGBoost puts an edge at each value except the first, and one above the last.
         unchanged = np.unique(np.array([*(self.ends or ()), *edges[1:-1]], np.float32))
         if ends is None:
@@ -136,9 +125,9 @@ def cuts_of(matrix: xgboost.QuantileDMatrix, sample: pa.Table) -> list[Cuts]:
 
 
 def ends_of(column: pa.ChunkedArray) -> Ends | None:
-    """Return the lowest and the highest value of a feature; None without values."""
+    """Return the lowest and the highest value of a feature; None without numbers."""
     if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+        return None
     numbers = floats(pc.drop_null(column))
     numbers = numbers[~np.isnan(numbers)]
     return (float(numbers.min()), float(numbers.max())) if len(numbers) else None
@@ -161,7 +150,7 @@ def table_for(
 
     Args:
         cuts: the bins of the sample, by feature.
-        splits: thresholds and categories in the trees' splits.
+        splits: thresholds in the trees' splits.
         ends: ends of all ranks' rows, by feature.
         sample: the sample, for the names of its features and its categories.
     """
