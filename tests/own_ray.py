@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+IDLE_MS = 600_000
+"""By default Ray ends idle workers after a second. The next test would start others, for seconds
+of imports."""
+
 
 @contextmanager
 def own_ray(**options: Any) -> Iterator[None]:
@@ -28,6 +32,7 @@ def own_ray(**options: Any) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            _system_config={"idle_worker_killing_time_threshold_ms": IDLE_MS},
             **options,
         )
     try:

@@ -52,9 +52,12 @@ class At:
 
 @pytest.fixture(autouse=True)
 def _everything_is_free() -> None:
-    """What an earlier run has left is free once Ray's nodes have told so; a run takes what is."""
+    """What an earlier run has left is free once Ray's nodes have told so; a run takes what is.
+
+    Its agents are gone: those of the next run may be in older processes, which were idle.
+    """
     total = ray.cluster_resources()["CPU"]
-    assert eventually(lambda: ray.available_resources().get("CPU") == total)
+    assert eventually(lambda: not agents() and ray.available_resources().get("CPU") == total)
 
 
 def kill_an_agent() -> None:
