@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from polytrain import CheckpointError
 from polytrain.extension import to_format
 from polytrain_plugins import Predictions
 from polytrain_tf.backend import TensorFlow
@@ -42,7 +43,11 @@ class KerasPredictor:
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
         """See `prediction_problems` for the options."""
-        self._model = load(directory, custom_objects, is_compiled=False)
+        try:
+            self._model = load(directory, custom_objects)
+        except CheckpointError:
+            # Only training needs the loss and the optimizer, whose code may not be here.
+            self._model = load(directory, custom_objects, is_compiled=False)
         self._features = features
         self._collate = collate_fn
 

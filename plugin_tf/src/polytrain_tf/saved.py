@@ -325,9 +325,9 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
 
 def _parts(optimizer: Any) -> list[Any]:
     """Return an optimizer, and those that it wraps."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    wrapped = getattr(optimizer, "optimizers", [] if inner is None else [inner])
-    return [optimizer, *(part for each in wrapped for part in _parts(each))]
+    wrapped = (getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
+    optimizers = [each for each in wrapped if isinstance(each, keras.optimizers.Optimizer)]
+    return [optimizer, *(part for each in optimizers for part in _parts(each))]
 
 
 def _exclude_from_decay(model: Any, directory: Path) -> None:
