@@ -18,9 +18,7 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from polytrain.output.echo import leave_gone_terminal
-
-_PATIENCE_S = 5.0
-"""Seconds to wait for a storage after a signal. What sends SIGTERM often kills 30 s later."""
+from polytrain.storage.calls import PATIENCE_S
 
 _NUMBERS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
@@ -74,7 +72,7 @@ class Interrupts:
         """How many seconds to wait at most for a storage that doesn't answer."""
         if self.are_urgent:
             return 0.0
-        return math.inf if self.first is None else _PATIENCE_S
+        return math.inf if self.first is None else PATIENCE_S
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

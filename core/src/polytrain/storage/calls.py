@@ -32,6 +32,9 @@ _LONGEST_WAIT_FOR_ROOM_S = 60.0
 _NAP_S = 0.5
 """Longest sleep until a waiting call notices that it needn't wait any more."""
 
+PATIENCE_S = 5.0
+"""Seconds to wait for a storage after a signal. What sends SIGTERM often kills 30 s later."""
+
 _TRY_S = 1.0
 """How long a call may take without an answer when no patience is left."""
 

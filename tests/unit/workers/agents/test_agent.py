@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import socket
@@ -15,12 +16,15 @@ from unittest.mock import Mock
 
 import pytest
 from tests.descriptors import opened, since
+from tests.unit.checkpoint.checkpoints import ATTEMPT, stage
 from tests.unit.workers.agents.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId, directory_name
-from polytrain.checkpoint.parts import StateWritten
+from polytrain.checkpoint.parts import StagedPart, StateWritten
 from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.errors import FailureKind
 from polytrain.events.attempt import (
     Exited,
     Failed,
@@ -31,6 +35,9 @@ from polytrain.events.attempt import (
     Unkillable,
 )
 from polytrain.policy.placement import NodeAddress, members
+from polytrain.storage import calls as storage_calls
+from polytrain.storage.local import LocalStorage
+from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
@@ -233,6 +240,47 @@ def test_a_process_is_drained_after_its_roster_in_whatever_order_ray_brings_both
         agent.process_ended(1, "exited with code 3", killed=False)
 
     with_agent(spec, test)
+
+
+def test_a_signal_shortens_the_wait_for_room_in_the_storage(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray the agent has a process of its own, which gets no signal."""
+    is_full = threading.Event()
+
+    def put(self: LocalStorage, file: Path, path: str, *, move: bool) -> str:
+        def once() -> str:
+            is_full.set()
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        return self._retrying(once, syncs=True)
+
+    monkeypatch.setattr(LocalStorage, "put", put)
+    monkeypatch.setattr(part_storer, "PATIENCE_S", 0.0)
+    store = CheckpointStore(location=dataclasses.replace(spec.store.location, retry_s=3600))
+    part = StagedPart(
+        attempt_id=ATTEMPT,
+        rank=0,
+        checkpoint=1,
+        staged=stage(store, 1, model="1"),
+        stamps={},
+        step=1,
+        metrics={},
+        positions={},
+    )
+
+    async def test(agent: HeardAgent) -> None:
+        agent._parts.take(part)
+        await asyncio.get_running_loop().run_in_executor(None, is_full.wait, 60)
+        # Who stops a run otherwise waits for its checkpoint.
+        await agent.carry_out(DrainAttempt(attempt=0))
+        assert agent.events.empty()
+        await agent.carry_out(DrainAttempt(attempt=0, ends_run=True))
+        failed = await received(agent, Failed)
+        assert failed.failure.kind is FailureKind.STORAGE
+
+    with_agent(dataclasses.replace(spec, store=store), test)
+    assert not storage_calls._limits
 
 
 @pytest.mark.parametrize(

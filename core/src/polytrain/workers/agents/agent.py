@@ -181,7 +181,9 @@ class Agent:
                 self._with_roster.add(attempt)
                 if attempt in self._to_drain:
                     self._send(self._to_drain[attempt])
-            case DrainAttempt(attempt=attempt):
+            case DrainAttempt(attempt=attempt, ends_run=ends_run):
+                if ends_run:
+                    self._parts.hurry()
                 # The worker process reads it after the roster.
                 self._to_drain[attempt] = call
                 if attempt in self._with_roster:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from polytrain.checkpoint.staging import clear_of_rank, remove, size_of
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed, StateUnwritten
-from polytrain.storage.calls import StorageHealth
+from polytrain.storage.calls import PATIENCE_S, StorageHealth, retries_limited
 from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.agents.kept_copies import damaged
 from polytrain.workers.agents.sent_copies import Copy, Hashes
@@ -80,6 +81,9 @@ class PartStorer:
         self._copies: dict[int, Path] = {}
         """Checkpoint → this node's copy, for an attempt that resumes from it."""
 
+        self._shortened = ExitStack()
+        """Holds the limit on retries, once there is one."""
+
     def take(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
         """Store a part. With merged files, parts of ranks above 0 wait for `store_rest`.
 
@@ -105,6 +109,11 @@ class PartStorer:
         if rank_0 is not None:
             rank_0.set_result(stored_already)
 
+    def hurry(self) -> None:
+        """Retry no longer than a few seconds from now on: a signal ends the run."""
+        self._shortened.close()
+        self._shortened.enter_context(retries_limited(lambda: PATIENCE_S))
+
     async def finish(self) -> None:
         """Wait until all parts are stored or dropped; a state may be late."""
         await asyncio.gather(*self._tasks)
@@ -125,6 +134,7 @@ class PartStorer:
             for part in self._unstored.values():
                 kept_if_unstored(self._store, part)
         self._is_closed = True
+        self._shortened.close()
 
     async def _store_part(
         self,

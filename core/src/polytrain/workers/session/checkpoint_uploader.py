@@ -20,7 +20,7 @@ from polytrain.errors import CheckpointError
 from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.policy.failed_attempts import AFTER_WAIT
-from polytrain.storage.calls import is_full, is_passing, is_unwritable, retry
+from polytrain.storage.calls import PATIENCE_S, is_full, is_passing, is_unwritable, retry
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles, Write
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
@@ -31,9 +31,6 @@ from polytrain.workers.session.messages import (
     preemption_of,
     staged_message,
 )
-
-_PATIENCE_S = 5.0
-"""Seconds to wait at most for room once a signal ends the run."""
 
 _SHORTENED = ", after a wait that a signal has shortened"
 """Part of a message instead of `AFTER_WAIT`: another attempt may wait longer."""
@@ -174,7 +171,7 @@ class CheckpointUploader:
     def _patience_s(self) -> float:
         """How many seconds to wait at most for room: not for long once a signal ends the run."""
         self._take_arrived()
-        return _PATIENCE_S if self._ends_run else math.inf
+        return PATIENCE_S if self._ends_run else math.inf
 
     def _written(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
         staging = self._stagings.new(self.next_directory, self._rank, source=source)
@@ -211,7 +208,7 @@ class CheckpointUploader:
             if is_full(error):
                 what, remedy = "No room for a checkpoint in", "Make room there"
                 other, waited = "a larger disk", AFTER_WAIT if self._retry_s else ""
-                if self._ends_run and self._retry_s > _PATIENCE_S:
+                if self._ends_run and self._retry_s > PATIENCE_S:
                     waited = _SHORTENED
             raise CheckpointError(
                 f"{what} {error.filename} ({error.strerror}){waited}. Earlier checkpoints are "
