@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -111,6 +112,24 @@ def test_a_working_directory_that_was_deleted_is_named(
     for call in (lambda: make(run_config=RunConfig(storage_path=".")), lambda: result.predict("x")):
         with pytest.raises(InvalidJobError, match="the working directory was deleted"):
             call()
+
+
+def test_a_machine_without_a_directory_for_temporary_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a container whose file system is read-only."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(InvalidJobError) as raised:
+        make()
+    [problem] = raised.value.problems
+    assert str(problem) == (
+        "TMPDIR: No usable temporary directory found in ['/tmp']. Set it to a directory in which "
+        "this user may create files"
+    )
 
 
 def test_a_column_instead_of_its_name_is_named_by_its_type() -> None:

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -197,9 +198,18 @@ def guard_problems() -> Iterator[Problem]:
 
 
 def directory_problems() -> Iterator[Problem]:
-    """Yield a problem if this process's working directory is gone."""
+    """Yield a problem if this process's working directory is gone, or it may write no files."""
     for what, remedy in working_directory():
         yield Problem(field="os.getcwd()", what=what, remedy=remedy)
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        # Checkpoints and much else are written there first.
+        yield Problem(
+            field="TMPDIR",
+            what=str(error.strerror),
+            remedy="Set it to a directory in which this user may create files",
+        )
 
 
 def system_problems() -> Iterator[Problem]:
