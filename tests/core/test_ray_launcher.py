@@ -265,11 +265,12 @@ def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -
 
     here = ray.get_runtime_context().get_node_id()
     mailboxes: list[queue.SimpleQueue[Delivery]] = [queue.SimpleQueue(), queue.SimpleQueue()]
-    spec = agent_spec(tmp_path)
+    # As two runs: the end of one would wait for a zygote that both use.
+    specs = [agent_spec(tmp_path, zygote=name) for name in ("zygote", "another")]
     resources = {"CPU": 0.5, **({"device": 0.5} if kind == "device" else {})}
     launcher, other = (
         launcher_of(spec, resources, mailbox, spread=kind == "spread", standby=kind == "standby")
-        for mailbox in mailboxes
+        for spec, mailbox in zip(specs, mailboxes, strict=True)
     )
     with contextlib.ExitStack() as stack:
         for each in (launcher, other):
