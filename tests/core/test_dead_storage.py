@@ -56,6 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setattr("polytrain.storage.calls.time", clock)
     # Two threads that fail at the same moment would share the time.
     monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
+    monkeypatch.setattr("polytrain.storage.calls._CALLS", 1)
     return clock
 
 
