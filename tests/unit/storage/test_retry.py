@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.storage.beneath import ForeignFileError
-from polytrain.storage.calls import StorageHealth, answered, retries_limited, retry
+from polytrain.storage.calls import StorageHealth, answered, at_once, retries_limited, retry
 from polytrain.storage.location import Location
 from polytrain.storage.remote import RemoteStorage
 
@@ -464,3 +464,34 @@ def test_an_outage_within_the_patience_is_survived(out_s: float, retry_s: float)
         assert clock.now <= max(0.0, retry_s)
         assert all(wait <= 0.5 for wait in clock.waits), "others' answers are noticed soon"
         assert clock.waits[:1] <= [0.2], "a hiccup costs no more than a moment"
+
+
+def test_a_program_that_ends_waits_for_none_of_several_calls() -> None:
+    """The storage may never answer them."""
+    assert list(at_once(lambda _: threading.current_thread().daemon, range(3))) == [True] * 3
+
+
+def test_all_calls_are_over_when_one_has_failed() -> None:
+    made: list[int] = []
+
+    def call(number: int) -> None:
+        if number == 1:
+            raise OSError("no answer")
+        made.append(number)
+
+    with pytest.raises(OSError, match="no answer"):
+        list(at_once(call, range(50)))
+    assert sorted(made) == [0, *range(2, 50)]
+
+
+def test_the_system_may_refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, started = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        own(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert list(at_once(str, range(3))) == ["0", "1", "2"]

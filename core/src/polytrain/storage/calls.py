@@ -10,9 +10,11 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
@@ -360,11 +362,36 @@ def small_at_once(call: Callable[[Item], Answer], sizes: Mapping[Item, int]) -> 
 def at_once(call: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
     """Yield the answers to a call with each item, in their order; the first error is raised.
 
-    A single call is made in this thread.
+    A single call is made in this thread. Others are made in threads that no program waits for when
+    it ends: a storage may never answer.
     """
     items = list(items)
     if len(items) < 2:
         yield from map(call, items)
         return
-    with ThreadPoolExecutor(min(len(items), _CALLS), "polytrain-storage") as threads:
-        yield from threads.map(call, items)
+    answers: deque[Future[Answer]] = deque(Future() for _ in items)
+    left = deque(zip(answers, items, strict=True))
+
+    def make_calls() -> None:
+        while True:
+            try:
+                answer, item = left.popleft()
+            except IndexError:
+                return
+            try:
+                answer.set_result(call(item))
+            except BaseException as error:
+                answer.set_exception(error)
+
+    make = partial(threading.Thread, target=make_calls, name="polytrain-storage", daemon=True)
+    make().start()
+    for _ in range(min(len(items), _CALLS) - 1):
+        # The system may refuse some.
+        with suppress(RuntimeError):
+            make().start()
+    try:
+        while answers:
+            yield answers[0].result()
+            answers.popleft()
+    finally:
+        wait(answers)
