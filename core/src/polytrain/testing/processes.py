@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,9 @@ def eventually(condition: Callable[[], Any], seconds: float = 30) -> bool:
     return True
 
 
+_ENDS_WITHIN_S = 60.0
+"""Seconds after a run in which its processes have to be gone; a machine may be busy."""
+
 _MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
 """A variable that all processes of this test session inherit; other processes are ignored."""
 
@@ -74,8 +78,10 @@ def leftovers(run: Path) -> list[str]:
         run: its directory.
     """
     # The kernel and Ray end processes with a delay.
-    eventually(lambda: not _left_processes())
-    left = [f"the process {process}" for process in _left_processes()]
+    deadline = time.monotonic() + _ENDS_WITHIN_S
+    while (processes := _left_processes()) and _has_ended_by(deadline, processes[0]):
+        pass
+    left = [f"the process {process}" for process in processes]
     if ray_is_initialized():
         left += _left_on_ray()
     if (run / STAGING).exists():
@@ -83,6 +89,23 @@ def leftovers(run: Path) -> list[str]:
     checkpoints = (path for path in run.glob("checkpoints/*") if path.is_dir())
     left += [str(path) for path in checkpoints if not (path / MANIFEST_NAME).exists()]
     return left
+
+
+def _has_ended_by(deadline: float, process: psutil.Process) -> bool:
+    """Wait for a process's end, and return whether it comes before a monotonic time."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # Its id may be that of another process by now.
+        if not is_alive(process):
+            return True
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        return bool(end.poll(1000 * max(0.0, deadline - time.monotonic())))
+    finally:
+        os.close(descriptor)
 
 
 def _left_on_ray() -> list[str]:
