@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain_torch.survivors.generators import Generators, restorable
+from polytrain_torch.survivors import generators
+from polytrain_torch.survivors.generators import Generators, canonical, restorable
 
 CHANGES: dict[str, Callable[[], object]] = {
     "nothing": lambda: None,
@@ -26,6 +29,8 @@ CHANGES: dict[str, Callable[[], object]] = {
     "another generator of NumPy's": lambda: np.random.set_bit_generator(np.random.PCG64(7)),
     "NumPy's first generator": lambda: np.random.set_bit_generator(np.random.MT19937(7)),
     "a number of torch's": lambda: torch.rand(()),
+    "a normal number of torch's": lambda: torch.randn(()),
+    "all of torch's words": lambda: torch.rand(624),
     "torch's seed": lambda: torch.manual_seed(7),
 }
 
@@ -40,25 +45,32 @@ def numpys_own() -> Iterator[None]:
         np.random.set_bit_generator(own)
 
 
-def expect_states_of_now(generators: Generators) -> None:
-    own, numpy, python, gpus = generators.states()
-    assert own == torch.get_rng_state().numpy().tobytes()
+def expect_states_of_now(kept: Generators) -> None:
+    own, numpy, python, gpus = kept.states()
+    assert canonical(own) == torch.get_rng_state().numpy().tobytes()
     assert gpus == b""
     now = np.random.get_state(legacy=False)
     if now["bit_generator"] == "MT19937":
         states = restorable((own, numpy, python, gpus))
         assert states["python"] == random.getstate()
-        kept = states["numpy"]
-        assert kept["state"]["key"].tolist() == now["state"]["key"].tolist()
-        assert kept["state"]["pos"] == now["state"]["pos"]
-        assert (kept["has_gauss"], kept["gauss"]) == (now["has_gauss"], now["gauss"])
+        found = states["numpy"]
+        assert found["state"]["key"].tolist() == now["state"]["key"].tolist()
+        assert found["state"]["pos"] == now["state"]["pos"]
+        assert (found["has_gauss"], found["gauss"]) == (now["has_gauss"], now["gauss"])
 
 
 @given(changes=st.lists(st.sampled_from(sorted(CHANGES)), max_size=12))
 def test_each_look_shows_what_is_there(changes: list[str]) -> None:
     with numpys_own():
-        generators = Generators()
-        expect_states_of_now(generators)
+        kept = Generators()
+        expect_states_of_now(kept)
         for change in changes:
             CHANGES[change]()
-            expect_states_of_now(generators)
+            expect_states_of_now(kept)
+
+
+def test_torch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Generators()
+    monkeypatch.setattr(generators, "_state_of", Mock(side_effect=AssertionError))
+    torch.rand(())
+    assert canonical(kept.states()[0]) == torch.get_rng_state().numpy().tobytes()

@@ -52,6 +52,8 @@ class KeptStates:
         self.memory = memoryview(mmap.mmap(descriptor, self._slot * self._SLOTS))
         """All of it."""
 
+        begins = range(0, len(self.memory), self._slot)
+        self._headers = [self.memory[begin : begin + _HEADER].cast("Q") for begin in begins]
         self.newest_at = 0
         """Where the content of the state begins that was written last."""
 
@@ -80,7 +82,7 @@ class KeptStates:
         if is_forecast:
             number = self.POINTS + point % 2 * 2 + self._written % 2
         begin = number * self._slot
-        header = self.memory[begin : begin + _HEADER].cast("Q")
+        header = self._headers[number]
         header[_BEGUN] = self._written
         at = self.newest_at = begin + _HEADER
         self.memory[at : at + len(content)] = content
@@ -93,9 +95,8 @@ class KeptStates:
     def read(self) -> tuple[KeptState, ...]:
         """Return the whole states, oldest first."""
         found = []
-        for number in range(self._SLOTS):
+        for number, header in enumerate(self._headers):
             begin = number * self._slot
-            header = self.memory[begin : begin + _HEADER].cast("Q")
             order = header[_ENDED]
             length = min(header[_LENGTH], self.capacity)
             state = KeptState(
@@ -110,5 +111,6 @@ class KeptStates:
 
     def close(self) -> None:
         """Release the memory here; the other side keeps its own mapping."""
-        self.memory.release()
+        for each in (*self._headers, self.memory):
+            each.release()
         os.close(self.descriptor)

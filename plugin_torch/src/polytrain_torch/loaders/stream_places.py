@@ -187,8 +187,9 @@ def saved_place(name: str) -> dict[str, Any] | None:
 
 def states() -> dict[str, Any]:
     """Return this rank's places by name; iterable data sets only in the middle of an epoch."""
-    by_name = {name: place.state() for name, place in _places().items()}
-    return {name: state for name, state in by_name.items() if state is not None}
+    return {
+        name: state for name, place in _places().items() if (state := place.state()) is not None
+    }
 
 
 def file_of(rank: int) -> str:

@@ -30,9 +30,12 @@ _NAP_S = 0.001
 _STEPS = "it was inside of an optimizer's step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CleanPoint:
-    """What is known of a clean point beside the small state."""
+    """What is known of a clean point beside the small state.
+
+    Nobody changes it. It isn't frozen: one is made in each step, and that takes four times as long.
+    """
 
     number: int
     first: int

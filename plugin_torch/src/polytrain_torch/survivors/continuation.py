@@ -45,6 +45,12 @@ class Continuation:
         """Number of the first point after the step at which the loop was looked at."""
 
         self._frames: Frames = ()
+        self._at: tuple[FrameType, int] | None = None
+        """The frame that fetched last, and where it was, if `_frames` are that fetch's."""
+
+        self._of_loop: Frames | None = None
+        """The last frames that were found to be the loop's."""
+
         self._fetches: dict[tuple[CodeType, int], Frames] = {}
         """Where batches were fetched before the first step: looks, evaluations, the training."""
 
@@ -73,7 +79,12 @@ class Continuation:
 
     def is_elsewhere(self, frames: Frames) -> bool:
         """Return whether a fetch of a batch is another one than the loop's."""
-        return self._loop is not None and not self._loop.is_at(frames)
+        if self._loop is None or frames is self._of_loop:
+            return False
+        is_loop = self._loop.is_at(frames)
+        if is_loop:
+            self._of_loop = frames
+        return not is_loop
 
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
@@ -101,9 +112,9 @@ class Continuation:
 
     def frames_at(self, frame: FrameType | None) -> Frames:
         """Return the frames of a fetch, from that frame outwards."""
-        own = self._frames[0] if self._frames else None
-        if frame is None or own is None or own != (frame, instruction_of(frame)):
-            self._frames = frames_from(frame)
+        at = None if frame is None else (frame, frame.f_lasti)
+        if at is None or at != self._at:
+            self._at, self._frames = at, frames_from(frame)
         return self._frames
 
     def see_loop(self, next_point: int) -> None:
@@ -126,7 +137,7 @@ class Continuation:
             else:
                 fetching, at = found[0]
                 self._begin = self._entered.get((fetching.f_code, at))
-                self._frames = found
+                self._at, self._frames = None, found
                 self._loop = Loop(found, self.known())
             self._entered.clear()
         except Exception as error:  # variables and states may be anything

@@ -1,9 +1,9 @@
 """The states of the default random generators, as bytes: read after each step, so quickly.
 
-Asking NumPy and Python for theirs takes long. So a little of their memory is looked at first, which
-says whether anything was drawn: NumPy shows its own (`BitGenerator.ctypes`). Each number that is
-drawn moves the place in the Mersenne Twister's words, and each time that it has come to their end,
-all words change.
+Asking for them takes long. So torch's is copied from memory, and for NumPy and Python a little of
+theirs is looked at first, which says whether anything was drawn: NumPy shows its own
+(`BitGenerator.ctypes`). Each number that is drawn moves the place in the Mersenne Twister's words,
+and each time that it has come to their end, all words change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from polytrain_torch.private import address_of
+
 _bit_generator: Any = getattr(np.random, "get_bit_generator")  # noqa: B009  # its stubs lack it
 
 _WORDS = 624
@@ -25,24 +27,69 @@ _WORDS = 624
 _LOOKED_AT = 5 * 4
 """Bytes: the place, and the words beside it."""
 
+_TORCHS = struct.Struct(f"Qi?3xI{_WORDS}I4xf?3xd?7x")
+"""What torch has in memory: the seed, the number of words that are left and whether it is seeded,
+the place, the words, and two normal numbers that wait for who draws next, if there are any."""
+
+_BEFORE_WORDS = 256
+"""Bytes of one of torch's generators in which the seed is looked for."""
+
+_TORCHS_STATE = struct.Struct(f"QiiQ{_WORDS}Q3di4xf?3x")
+"""The same as torch's `get_state` returns it."""
+
 
 class Generators:
     """Reads the states of the default generators of torch, NumPy, Python and all visible GPUs."""
 
     def __init__(self) -> None:
-        self._numpy, self._python = _Numpy(), _Python()
+        self._torch, self._numpy, self._python = _Torch(), _Numpy(), _Python()
 
     def states(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """Return the four states. That of the GPUs is empty until CUDA is used."""
-        own = torch.default_generator.get_state().numpy().tobytes()
-        return own, self._numpy.state(), self._python.state(), _of_gpus()
+        """Return the four states; see `canonical`. That of the GPUs is empty until CUDA is used."""
+        own, numpy, python = self._torch.state(), self._numpy.state(), self._python.state()
+        return own, numpy, python, _of_gpus()
 
 
 def _of_gpus() -> bytes:
     if not torch.cuda.is_initialized():
         return b""
-    states = [each.get_state().numpy().tobytes() for each in torch.cuda.default_generators]
-    return pickle.dumps(states, protocol=5)
+    return pickle.dumps([*map(_state_of, torch.cuda.default_generators)], protocol=5)
+
+
+def _state_of(generator: torch.Generator) -> bytes:
+    state: bytes = generator.get_state().numpy().tobytes()
+    return state
+
+
+class _Torch:
+    def __init__(self) -> None:
+        # A generator's words lie behind what all kinds have, as long as they prove to be there.
+        generator = torch.Generator()
+        torch.randn(1, generator=generator)
+        state, address = _state_of(generator), address_of(generator)
+        seed_and_left = state[: struct.calcsize("Qi")]
+        at = max(ctypes.string_at(address, _BEFORE_WORDS).find(seed_and_left), 0)
+        has_words = canonical(ctypes.string_at(address + at, _TORCHS.size)) == state
+        place = address_of(torch.default_generator) + at
+        self._memory = _memory(place, _TORCHS.size) if has_words else None
+
+    def state(self) -> bytes:
+        if self._memory is None:
+            return _state_of(torch.default_generator)
+        content: bytes = self._memory.raw
+        return content
+
+
+def canonical(own: bytes) -> bytes:
+    """Return torch's state as `get_state` does, if it is as in memory.
+
+    There it has gaps, and numbers that are gone: it can't be compared with another one's.
+    """
+    if len(own) != _TORCHS.size:
+        return own
+    *words, number, has_number, normal, has_normal = _TORCHS.unpack(own)
+    normals = 0.0, normal if has_normal else 0.0, 0.0, has_normal
+    return _TORCHS_STATE.pack(*words, *normals, number if has_number else 0.0, has_number)
 
 
 class _Numpy:
@@ -100,7 +147,7 @@ def restorable(states: tuple[bytes, bytes, bytes, bytes]) -> dict[str, Any]:
     of_numpy = pickle.loads(numpy)
     key = torch.from_numpy(of_numpy["state"]["key"].astype(np.int64))
     return {
-        "torch": _tensor(own),
+        "torch": _tensor(canonical(own)),
         "cuda": [_tensor(each) for each in pickle.loads(gpus)] if gpus else [],
         "numpy": {**of_numpy, "state": {**of_numpy["state"], "key": key}},
         "python": pickle.loads(python),

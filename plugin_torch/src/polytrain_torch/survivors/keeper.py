@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -319,8 +319,7 @@ class Keeper:
 
     def lacks_gradients(self, *, reads_values: bool = True) -> bool:
         """Return whether a checkpoint would lack gradients; see `UnusedGradients.exist`."""
-        exist = partial(self.gradients.exist, reads_values=reads_values)
-        return bool(self._look_at_gradients(exist))
+        return bool(self._look_at_gradients(self.gradients.exist, reads_values=reads_values))
 
     def before_backward(self) -> None:
         """Note that a backward pass begins."""
@@ -331,9 +330,9 @@ class Keeper:
         """Note the end of an optimizer's step."""
         self._look_at_gradients(self.gradients.used_by, optimizer)
 
-    def _look_at_gradients(self, look: Callable[..., Any], *arguments: Any) -> Any:
+    def _look_at_gradients(self, look: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return look(*arguments)
+            return look(*args, **options)
         except Exception as error:  # they may be anything; the training continues
             self.refuse(f"its gradients can't be looked at: {type(error).__name__}: {error}")
 
@@ -350,8 +349,9 @@ class Keeper:
         self._forwards += 1
         # What virtual workers end their step with is every rank's own knowledge.
         if self._kept is not None and self.keeps and virtual_workers() is None:
-            forecast = {"forwards": self._forwards, **({"own": own} if own else {})}
             try:
+                with_own = {"forwards": self._forwards, "own": own}
+                forecast = pickle.dumps(with_own, protocol=5) if own else _forecast(self._forwards)
                 self._put(forecast, point=self._points.next_number, is_forecast=True)
             except Exception as error:  # a GPU that can't take it; the training continues
                 self._writer.why_not = f"{type(error).__name__}: {error}"
@@ -394,15 +394,16 @@ class Keeper:
         if reported is not None:
             place = place.after_report(reported, validation)
         elif last is not None and last.place.step == place.step:
-            place = replace(place, is_ahead=has_stepped or last.place.is_ahead)
-        if is_ahead:
-            place = replace(place, is_ahead=True)
+            place.is_ahead = has_stepped or last.place.is_ahead
+        place.is_ahead |= is_ahead
         if has_stepped:
             # All ranks come here, also if one of them doesn't copy.
             self._live.reshard()
         self._live.large()  # `expect_unchanged` compares with these.
         number = self._points.next_number
-        if self._kept is not None and not self._put(self._small(), point=number, is_forecast=False):
+        if self._kept is not None and not self._put(
+            pickle.dumps(self._small(), protocol=5), point=number, is_forecast=False
+        ):
             self.refuse("its small parts have grown")
         point = CleanPoint(
             number=number,
@@ -432,8 +433,8 @@ class Keeper:
     @property
     def _is_asked_later(self) -> bool:
         """Whether the driver may ask for a point's state, and not only get a copy of it."""
-        is_alone = get_context().get_world_size() == 1
-        return self._kept is not None and not (is_alone and self._survivor.copies is not None)
+        has_copies = self._survivor.copies is not None
+        return self._kept is not None and (not has_copies or get_context().get_world_size() > 1)
 
     @property
     def _copies_replicas(self) -> bool:
@@ -464,19 +465,19 @@ class Keeper:
         live.expect_unchanged(point.versions, point.sample)
         return point.place
 
-    def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
+    def _put(self, small: bytes, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
-        pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
-        views = b"".join(self._live.views)
+        pieces = [*self._generators.states(), small]
         by_gpu = self._live.gpu_buffers
         room = by_gpu.room() if by_gpu is not None else b""
-        content = [room + LENGTHS.pack(*map(len, pieces)), *pieces, views]
-        has_room = self._kept.put(content, point=point, is_forecast=is_forecast)
+        first = [room + LENGTHS.pack(*map(len, pieces)), *pieces]
+        has_room = self._kept.put([*first, *self._live.views], point=point, is_forecast=is_forecast)
         if has_room and by_gpu is not None:
             by_gpu.fill(self._kept.newest_at)
         if has_room and self._depot is not None:
+            views = b"".join(self._live.views)
             alone = [*pieces[:-1], views]
-            self._depot.put(point, content, is_forecast=is_forecast, alone=alone)
+            self._depot.put(point, [*first, views], is_forecast=is_forecast, alone=alone)
         return has_room
 
     def _begin(self) -> str | None:
@@ -518,6 +519,12 @@ class Keeper:
             "progress": dict(self.progress),
             "own": self._own,
         }
+
+
+@lru_cache
+def _forecast(forwards: int) -> bytes:
+    """Return what a rank foretells that has nothing alone."""
+    return pickle.dumps({"forwards": forwards}, protocol=5)
 
 
 _current: tuple[Any, Keeper] | None = None

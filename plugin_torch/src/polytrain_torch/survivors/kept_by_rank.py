@@ -13,6 +13,7 @@ import torch
 
 from polytrain.extension import KeptState, NotCleanError
 from polytrain_torch.checkpoints.rank_parts import digest
+from polytrain_torch.survivors.generators import canonical
 from polytrain_torch.survivors.gpu_copies import arrived
 
 State = dict[str, Any]
@@ -207,9 +208,9 @@ class KeptByRank:
                 for length in LENGTHS.unpack_from(content):
                     pieces.append(content[at : at + length])
                     at += length
-                *generators, small = pieces
+                own, *generators, small = pieces
                 state: State = pickle.loads(small) if small else {}
-                return {**state, "random": tuple(generators)}, on_gpu + content[at:]
+                return {**state, "random": (canonical(own), *generators)}, on_gpu + content[at:]
         return None
 
 

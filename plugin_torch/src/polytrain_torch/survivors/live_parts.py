@@ -270,7 +270,9 @@ class LiveParts:
 
         Ranks' weights differ then, and none can hand on those of another one.
         """
-        trained = [id(each) for each in _trained_by([optimizer])] if self._local else []
+        if not self._local:
+            return False
+        trained = [id(each) for each in _trained_by([optimizer])]
         return any(not self._in_ddp[model].isdisjoint(trained) for model in self._local)
 
     def _saved(self) -> set[int]:

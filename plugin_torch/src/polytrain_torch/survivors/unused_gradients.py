@@ -67,8 +67,11 @@ class UnusedGradients:
         """Note the end of an optimizer's step."""
         self._are_computed = False
         self._stepped.add(optimizer)
-        used = ((each, each.grad) for each in _parameters(optimizer))
-        self._used = next(((each, _look(its)) for each, its in used if its is not None), None)
+        self._used = None
+        for each in _parameters(optimizer):
+            if (gradient := each.grad) is not None:
+                self._used = each, _look(gradient)
+                break
 
     def passed(self) -> None:
         """Note a clean point."""

@@ -47,9 +47,12 @@ class NotCleanError(Exception):
     """This rank can't offer a state; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Place:
-    """What a session knows at a clean point."""
+    """What a session knows at a clean point.
+
+    It isn't frozen: one is made in each step, and that takes three times as long.
+    """
 
     step: int
     """The number of reports so far."""
