@@ -582,6 +582,20 @@ def test_reading_back_touches_nothing(run: Run) -> None:
     run(train)
 
 
+class Average:
+    """Averages a sharded model's weights by steps, in shards."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.weights = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.weights
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, each in state.items():
+            self.weights[name].copy_(each)
+
+
 @pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
 @pytest.mark.parametrize(
     ("kind", "loads", "message"),
@@ -604,7 +618,9 @@ def test_sharded_parts_are_read_back_too(
         model = prepare_model(layers, parallel_strategy="fsdp", sharded_layers=[layers[0]])
         optimizer = Forgetful(model.parameters(), loads=loads)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+        state = TrainingState(
+            model=model, optimizer=optimizer, scheduler=scheduler, average=Average(model)
+        )
 
         def step() -> list[torch.Tensor]:
             optimizer.zero_grad()

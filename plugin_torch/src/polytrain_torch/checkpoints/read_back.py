@@ -34,6 +34,7 @@ from polytrain_torch.private import (
     SET_BY_SCHEDULERS,
     fsdp_state,
     hook_states,
+    tree_map,
 )
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,15 @@ def state_without_values(state: Any) -> Any:
     """Return a copy of a state with unsharded tensors on the meta device."""
     with _WithoutValues():
         return copy.deepcopy(state)
+
+
+def with_whole_shards(state: Any) -> Any:
+    """Return a state with whole tensors on the meta device in place of shards, as copies have."""
+
+    def whole(value: Any) -> Any:
+        return _whole_without_values(value) if isinstance(value, DTensor) else value
+
+    return tree_map(whole, state)
 
 
 def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:

@@ -43,6 +43,7 @@ from polytrain_torch.checkpoints.read_back import (
     try_loading,
     warn_of_hooks,
     whole_copies_without_values,
+    with_whole_shards,
 )
 from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe
 from polytrain_torch.checkpoints.sharded import SafeReader
@@ -265,7 +266,7 @@ class TrainingState:
             else:
                 copied = copy_without_values(parts[name], keeping=others)
                 copies = {} if copied is None else {name: copied}
-                load = partial(trial._load, name, state)
+                load = partial(trial._load, name, with_whole_shards(state))
             if name in copies:
                 trial._parts = {**parts, **copies}
                 # To load shards into an optimizer without a state, torch takes a step.
