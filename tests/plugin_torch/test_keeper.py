@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import weakref
+from abc import ABC
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -44,6 +45,7 @@ from polytrain_torch.survivors import (
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 from polytrain_torch.survivors.live_parts import LiveParts
+from polytrain_torch.survivors.loop_variables import Loop, frames_from
 from polytrain_torch.survivors.snapshots import Snapshot
 from polytrain_torch.survivors.unused_gradients import UnusedGradients
 
@@ -492,6 +494,13 @@ class Stateful(torch.nn.Module):
         self.pruned_orig = torch.nn.Parameter(torch.zeros(2))
         self.variable = ContextVar("variable", default=0)
 
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.weight
+
+
+class Abstract(Stateful, ABC):
+    """A class that FSDP makes of this one has the name of another module than torch's."""
+
 
 class Counting(torch.optim.SGD):
     count = 0
@@ -536,6 +545,29 @@ def test_an_attribute_that_no_checkpoint_has_is_carried(
             return
         with pytest.raises(NotCleanError, match=f"{named} changes from step to step"):
             rank.write(tmp_path)
+
+    within(train)
+
+
+@pytest.mark.parametrize("kind", [Stateful, Abstract])
+def test_a_sharded_models_own_attributes_are_looked_at(
+    within: Within, kind: type[Stateful]
+) -> None:
+    """FSDP's aren't: memory that a look reads through NumPy can't be resized any more."""
+
+    def train() -> None:
+        model: Any = prepare_model(kind(), parallel_strategy="fsdp")
+
+        def step() -> None:
+            model(torch.ones(1)).sum().backward()
+
+        step()
+        at = frames_from(sys._getframe())[:1]
+        loop = Loop(at, [*model.modules()])
+        step()
+        assert loop.carried(at, {}, has_batch=True) is None
+        model.seen.append(1)
+        assert f"'seen' of a {kind.__name__} changes" in str(loop.carried(at, {}, has_batch=True))
 
     within(train)
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -32,6 +33,9 @@ from torch.utils._pytree import tree_map as tree_map
 
 ANY_BATCH_NORM: Any = _BatchNorm
 """The base class of torch's batch norms; `BatchNorm1d` to `3d` check the input's dimensions."""
+
+COMPOSABLE_STATES = frozenset({REGISTRY_KEY, STATE_KEY})
+"""The attributes in which `fully_shard` keeps on a module what it works with."""
 
 FORWARDED_OPERATIONS = ("_allgather_base", "_get_backend", "_reduce_scatter_base")
 """Operations of a process group that torch calls only by these private names."""

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from polytrain import CheckpointError
 from polytrain_torch.checkpoints.rank_parts import ddp_models
+from polytrain_torch.models.parallel import own_class
 from polytrain_torch.private import (
     PARAMETER_CLONE,
     SET_BY_SCHEDULERS,
@@ -128,9 +129,7 @@ def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
     """Copy a module, without the FSDP classes in it: they refuse to be copied."""
     sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
     for each in sharded:
-        # FSDP has changed the module's class to a subclass of it and of FSDPModule.
-        own = type(each).__bases__[-1]
-        shared[id(each)] = object.__new__(own)
+        shared[id(each)] = object.__new__(own_class(each))
         # FSDP's hooks are methods of its state, which can't be copied.
         state = fsdp_state(each)
         shared[id(state)] = state

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -125,3 +126,9 @@ def unwrapped(part: Any) -> Any:
         return unwrapped(part.module)
     inside = uncompiled(part) if isinstance(part, torch.nn.Module) else part
     return part if inside is part else unwrapped(inside)
+
+
+def own_class(module: torch.nn.Module) -> type[Any]:
+    """Return a module's class, without the one that FSDP2 has made of it."""
+    kind = type(module)
+    return kind.__bases__[-1] if isinstance(module, FSDPModule) else kind

@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polytrain.extension import is_installed
 from polytrain_torch.loaders.prepared import generators_of_data
-from polytrain_torch.private import SET_BY_SCHEDULERS
+from polytrain_torch.models.parallel import own_class
+from polytrain_torch.private import COMPOSABLE_STATES, SET_BY_SCHEDULERS
 from polytrain_torch.randomness import seed_in
 from polytrain_torch.survivors.byte_code import (
     body_after,
@@ -242,12 +243,11 @@ def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
     Of torch's own classes these are plain values.
     """
     for each in known:
-        is_users = type(each).__module__.partition(".")[0] not in ("torch", *OURS)
+        kind = own_class(each) if isinstance(each, torch.nn.Module) else type(each)
+        is_users = kind.__module__.partition(".")[0] not in ("torch", *OURS)
         if isinstance(each, torch.nn.Module) and not isinstance(each, DistributedDataParallel):
             names = _OF_ANY_MODULE
-        elif (
-            is_users and getattr(type(each), "state_dict", None) is torch.optim.Optimizer.state_dict
-        ):
+        elif is_users and getattr(kind, "state_dict", None) is torch.optim.Optimizer.state_dict:
             names = _OF_ANY_OPTIMIZER
         else:
             continue
@@ -257,7 +257,7 @@ def _attributes(known: Sequence[Any]) -> Iterator[tuple[_Attribute, Any]]:
                 is_users and not _is_made_anew(each, name, value)
             )
             if name not in names and is_looked_at:
-                yield (id(each), type(each).__qualname__, name), value
+                yield (id(each), kind.__qualname__, name), value
 
 
 def _is_made_anew(part: Any, name: str, value: Any) -> bool:
@@ -274,7 +274,7 @@ def _is_made_anew(part: Any, name: str, value: Any) -> bool:
     return isinstance(value, ContextVar)
 
 
-_OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
+_OF_ANY_MODULE = COMPOSABLE_STATES.union(vars(torch.nn.Module()))
 """Also "training": the loop sets it itself, before an evaluation and after."""
 
 
