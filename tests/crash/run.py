@@ -110,11 +110,6 @@ def _inline(directory: Path, arguments: argparse.Namespace, random: Random) -> I
             yield from pool.map(_judged, chosen, directories, expected, chunksize=4)
 
 
-_BY_THE_CLOCK = ("run/requests.py", "run/lease.py")
-"""Files of what is done every few seconds. A slower run does it more often, as it does what that
-calls, and a fast one never."""
-
-
 def _file(case: Case) -> str:
     return case.points[0].line.file
 
@@ -122,7 +117,7 @@ def _file(case: Case) -> str:
 def _judged(case: Case, directory: Path, expected: Ending) -> Verdict:
     verdict = judged(case, directory, expected=expected)
     point = case.points[0]
-    is_by_the_clock = point.visit > 1 or point.line.file in _BY_THE_CLOCK
+    is_by_the_clock = point.visit > 1 or point.line.is_by_clock
     if verdict.killed < len(case.points) == 1 and not is_by_the_clock:
         # Nothing happens at the same time there: what one run does, the next does too.
         verdict.wrong.append("it never came to this point")

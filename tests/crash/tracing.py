@@ -52,6 +52,10 @@ _FUNCTION_BODY = 1
 _TELLS_RANK = "run_worker"
 """The function of worker processes in which they come to know their rank."""
 
+_BY_THE_CLOCK = ("run/requests.py", "run/lease.py", "run/program.py")
+"""Files of what is done every few seconds, or once git has answered: a slower run does it more
+often, a fast one never."""
+
 _WRITES = re.compile(r"\.write\((data|text|chunk)\)|copyfile\(")
 _WRITTEN_OF_A_TORN_FILE = 10
 
@@ -64,6 +68,8 @@ class Line:
     file: str
     number: int
     function: str
+    is_by_clock: bool
+    """Whether it depends on the time whether a run comes here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +127,16 @@ def recorded_lines(path: Path) -> list[Line]:
     """What a recording has written, in order."""
     lines = []
     for text in path.read_text().splitlines():
-        role, file, number, function = text.split("\t")
-        lines.append(Line(role=role, file=file, number=int(number), function=function))
+        role, file, number, function, by_clock = text.split("\t")
+        lines.append(
+            Line(
+                role=role,
+                file=file,
+                number=int(number),
+                function=function,
+                is_by_clock=bool(by_clock),
+            )
+        )
     return lines
 
 
@@ -222,11 +236,14 @@ class _Watcher:
     def _reached(self, name: str, frame: FrameType) -> None:
         function = frame.f_code.co_qualname
         if self._plan.record is not None:
+            by_clock = "by clock" if self._is_by_clock(frame) else ""
             # Opened each time: a trainer closes what it hasn't opened itself.
             with open(self._plan.record, "a") as record:
-                record.write(f"{self._role}\t{name}\t{frame.f_lineno}\t{function}\n")
+                record.write(f"{self._role}\t{name}\t{frame.f_lineno}\t{function}\t{by_clock}\n")
         point = self._plan.point
         if point is None or (self._role, frame.f_lineno) != (point.line.role, point.line.number):
+            return
+        if self._is_by_clock(frame) != point.line.is_by_clock:
             return
         self._visits += 1
         if self._visits == point.visit and self._is_first():
@@ -234,6 +251,14 @@ class _Watcher:
                 _die_while_writing(frame)
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_by_clock(self, frame: FrameType) -> bool:
+        caller: FrameType | None = frame
+        while caller is not None:
+            if self._own_name(caller.f_code) in _BY_THE_CLOCK:
+                return True
+            caller = caller.f_back
+        return False
 
     def _is_first(self) -> bool:
         try:
