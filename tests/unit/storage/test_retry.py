@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import io
@@ -10,7 +11,7 @@ import math
 import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.storage import calls
 from polytrain.storage.beneath import ForeignFileError
 from polytrain.storage.calls import StorageHealth, answered, at_once, retries_limited, retry
 from polytrain.storage.location import Location
@@ -471,17 +473,30 @@ def test_a_program_that_ends_waits_for_none_of_several_calls() -> None:
     assert list(at_once(lambda _: threading.current_thread().daemon, range(3))) == [True] * 3
 
 
-def test_all_calls_are_over_when_one_has_failed() -> None:
-    made: list[int] = []
+def test_when_one_call_has_failed_those_under_way_end_and_no_other_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dead storage would keep each of thousands for as long as the first."""
+    is_waiting = threading.Event()
+    begun: list[int] = []
+    over: list[int] = []
 
     def call(number: int) -> None:
-        if number == 1:
+        begun.append(number)
+        if number == 0:
             raise OSError("no answer")
-        made.append(number)
+        assert is_waiting.wait(timeout=60)
+        over.append(number)
 
+    def wait(futures: set[Future[None]]) -> None:
+        is_waiting.set()
+        concurrent.futures.wait(futures)
+
+    monkeypatch.setattr(calls, "wait", wait)
     with pytest.raises(OSError, match="no answer"):
-        list(at_once(call, range(50)))
-    assert sorted(made) == [0, *range(2, 50)]
+        list(at_once(call, range(500)))
+    assert sorted(over) == sorted(begun)[1:]
+    assert len(begun) < 50
 
 
 def test_the_system_may_refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:

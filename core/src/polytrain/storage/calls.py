@@ -394,4 +394,9 @@ def at_once(call: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[A
             yield answers[0].result()
             answers.popleft()
     finally:
-        wait(answers)
+        # After an error, or once nobody wants the rest, only calls under way are waited for.
+        unmade: set[Future[Answer]] = set()
+        with suppress(IndexError):
+            while True:
+                unmade.add(left.popleft()[0])
+        wait(set(answers) - unmade)
