@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -232,29 +232,35 @@ def test_batches_that_were_looked_at_come_again(looked_at: int) -> None:
     assert one.cursor.position.epoch == 2
 
 
+class Slow(Parts):
+    """The second part of the first epoch comes once the test wants it."""
+
+    def __init__(self) -> None:
+        super().__init__([5, 5], 1, 0)
+        self.is_fetching, self.goes_on = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
+        self.calls.append(f"begin {epoch}")
+        super().begin(epoch, segments)
+
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        if (epoch, index) == (0, 1):
+            self.is_fetching.set()
+            assert self.goes_on.wait(timeout=60)
+        self.calls.append(f"part {index} of {epoch}")
+        return super().next_part(epoch, index)
+
+
 def test_an_iterator_that_was_left_is_collected_while_a_part_is_being_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next epoch waits for it: nothing else may ask for parts meanwhile."""
-    is_fetching, goes_on = threading.Event(), threading.Event()
-    calls: list[str] = []
-
-    class Slow(Parts):
-        def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
-            calls.append(f"begin {epoch}")
-            super().begin(epoch, segments)
-
-        def next_part(self, epoch: int, index: int) -> pa.Table | int:
-            if (epoch, index) == (0, 1):
-                is_fetching.set()
-                assert goes_on.wait(timeout=60)
-            calls.append(f"part {index} of {epoch}")
-            return super().next_part(epoch, index)
-
-    one = alone(Slow([5, 5], 1, 0))
+    slow = Slow()
+    one = alone(slow)
     batches = iter(one.iter_batches(batch_size=2))
     next(batches)
-    assert is_fetching.wait(timeout=60)
+    assert slow.is_fetching.wait(timeout=60)
     cycle: list[Any] = [batches]
     cycle.append(cycle)
     del batches, cycle
@@ -262,10 +268,37 @@ def test_an_iterator_that_was_left_is_collected_while_a_part_is_being_fetched(
     rows: list[list[int]] = []
     loop = threading.Thread(target=lambda: rows.extend(ids(one.iter_batches(batch_size=5))))
     loop.start()
-    goes_on.set()
+    slow.goes_on.set()
     loop.join(timeout=60)
     assert rows == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert calls[:4] == ["begin 0", "part 0 of 0", "part 1 of 0", "begin 1"]
+    assert slow.calls[:4] == ["begin 0", "part 0 of 0", "part 1 of 0", "begin 1"]
+
+
+@pytest.mark.parametrize(
+    ("read", "begins"),
+    [
+        (lambda one: ids(one.iter_batches(batch_size=10)), "begin 1"),
+        (lambda one: ids(one.iter_ahead(batch_size=10)), "begin 1"),
+        (lambda one: [one.to_arrow()["id"].to_pylist()], "begin -1"),
+    ],
+)
+def test_whatever_reads_next_waits_for_the_thread_of_a_loop_that_was_left(
+    read: Callable[[StreamShard], list[list[int]]], begins: str
+) -> None:
+    """It would ask for parts of an epoch that all ranks have left."""
+    slow = Slow()
+    one = alone(slow)
+    batches = iter(one.iter_batches(batch_size=2, prefetch_batches=1))
+    next(batches)
+    assert slow.is_fetching.wait(timeout=60)
+    batches.close()  # type: ignore[attr-defined]  # a for loop that is left closes it
+    rows: list[list[int]] = []
+    reading = threading.Thread(target=lambda: rows.extend(read(one)))
+    reading.start()
+    slow.goes_on.set()
+    reading.join(timeout=60)
+    assert rows == [[*range(10)]]
+    assert not [each for each in slow.calls[slow.calls.index(begins) :] if each.endswith("of 0")]
 
 
 def test_a_lost_stream_is_raised_in_the_loop() -> None:

@@ -138,9 +138,7 @@ class BatchedShard(Shard):
 
         def epoch_of_batches() -> Iterator[Any]:
             cut = self._cut(drop_last, shares=not allow_empty)
-            while self._left:
-                self._left[0].join()
-                self._left.popleft()
+            self._wait_for_left()
             with (
                 self.cursor.epoch() as epoch,
                 closing(
@@ -162,6 +160,12 @@ class BatchedShard(Shard):
             return self._num_batches_from(0, global_rows, self._cut(drop_last))
 
         return Batches(epoch_of_batches, length)
+
+    def _wait_for_left(self) -> None:
+        """Wait until nothing is prepared any more for loops that were left."""
+        while self._left:
+            self._left[0].join()
+            self._left.popleft()
 
     def _global_batches(
         self, batches: Iterator[tuple[Any, UnformattedBatch]], epoch: Epoch
@@ -213,6 +217,7 @@ class BatchedShard(Shard):
         drop_last: bool = False,
     ) -> BatchesAhead:
         global_rows = self._global_rows(batch_size, global_batch_size)
+        self._wait_for_left()
         epoch = self.cursor.next_epoch()
         # Frameworks that take batches ahead fail on empty ones.
         least = self._world_size if global_batch_size is None else -(-global_rows // 2)

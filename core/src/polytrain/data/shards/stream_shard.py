@@ -86,6 +86,7 @@ class StreamShard(BatchedShard):
 
     def to_arrow(self) -> pa.Table:
         if self._whole is None:
+            self._wait_for_left()
             self._parts.begin(_WHOLE, ())
             self._parts.forget()
             with _Buffer(self._parts, _WHOLE, self._spec.schema) as rows:
