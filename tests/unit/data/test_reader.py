@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
 import threading
 import tracemalloc
 from collections.abc import Iterable
@@ -468,6 +470,14 @@ def test_leaving_a_prefetching_loop_ends_its_thread() -> None:
     batches.close()  # type: ignore[attr-defined]  # a for loop that is left closes it
     thread.join(timeout=60)
     assert not thread.is_alive()
+
+
+def test_a_shard_can_be_pickled_and_copied_after_a_prefetching_loop() -> None:
+    """As by a DataLoader whose worker processes aren't forked."""
+    one = shard(pa.table({"id": np.arange(10)}))
+    read = numbers(one.iter_batches(batch_size=5, prefetch_batches=1))
+    for copied in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert numbers(copied.iter_batches(batch_size=5)) == read
 
 
 def test_the_next_loop_waits_until_nothing_is_prepared_for_the_one_that_was_left() -> None:

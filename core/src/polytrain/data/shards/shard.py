@@ -39,6 +39,13 @@ class UnformattedBatch:
     """See `Shard.gradient_weight`."""
 
 
+class _Threads(deque[threading.Thread]):
+    """Threads of this process; a shard that is copied to another one, or here, has none."""
+
+    def __reduce__(self) -> Any:
+        return _Threads, ()
+
+
 class BatchedShard(Shard):
     """A shard whose subclass chooses the rows of its batches."""
 
@@ -61,8 +68,8 @@ class BatchedShard(Shard):
         self.cursor = cursor
         self._remainder = remainder
         self._world_size = world_size
-        self._left: deque[threading.Thread] = deque()
-        """Threads of loops that are over; one that was left may still prepare a batch."""
+        self._left = _Threads()
+        """Those of loops that are over; one that was left may still prepare a batch."""
 
     @property
     @abstractmethod
