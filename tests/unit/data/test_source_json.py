@@ -65,6 +65,10 @@ def test_columns_that_are_not_read_may_have_values_of_any_type(lines: Path) -> N
         ([[["2024-01-01"]], None], pa.list_(pa.list_(pa.string()))),
         ([{"a": 1}, {"b": "2024-01-01"}], pa.struct({"a": pa.int64(), "b": pa.string()})),
         ([2**53 + 1, -(2**63)], pa.int64()),
+        (
+            [{"id": 2**53 + 1, "share": 0.5}, {"id": 2**53 + 3, "share": 1}],
+            pa.struct({"id": pa.int64(), "share": pa.float64()}),
+        ),
         ([True, None], pa.bool_()),
     ],
 )
@@ -102,6 +106,7 @@ def test_a_key_that_a_line_lacks_is_a_missing_value(lines: Path) -> None:
         ([{"x": True}, {"x": 1}], "column 'x' is bool(ean)? in some rows of "),
         ([{"x": 2**53 + 1}, {"x": 0.5}], "'x' is read as float64, which would round 90071992547"),
         ([{"x": [2**53 + 1]}, {"x": [0.5]}], "'x' is read as float64, which would round"),
+        ([{"x": {"y": 2**53 + 1}}, {"x": {"y": 0.5}}], "'x' is read as float64, which would round"),
         ([{"x": 2**64 + 1}], "'x' is read as float64, which would round 18446744073709551617"),
     ],
 )

@@ -62,8 +62,8 @@ class CsvPiece(TextPiece):
             for batch in stream:
                 yield pa.Table.from_batches([batch])
 
-    def _check_exact(self, names: Collection[str]) -> None:
-        _check_exact(self.path, names, self.layout)
+    def _check_exact(self, types: Mapping[str, pa.DataType]) -> None:
+        _check_exact(self.path, types, self.layout)
 
     def in_types(self, schema: pa.Schema, constants: Mapping[str, Any]) -> FilePiece:
         # Other files tell whether empty fields, and words such as NA, are text.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,8 +38,8 @@ class JsonPiece(TextPiece):
         for block in _blocks(place):
             yield _parsed(block, schema)
 
-    def _check_exact(self, names: Collection[str]) -> None:
-        _check_exact(self.path, names)
+    def _check_exact(self, types: Mapping[str, pa.DataType]) -> None:
+        _check_exact(self.path, types)
 
 
 def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile:
@@ -59,8 +59,9 @@ def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile
             names |= dict.fromkeys(table.column_names, pa.null())
             wanted = table.column_names if columns is None else [*columns]
             facts.add(table.select([name for name in wanted if name in table.column_names]))
-    floats = {name for name, kind in facts.types.items() if _holds_floats(kind)}
-    _check_exact(place, facts.large & floats)
+    _check_exact(
+        place, {name: facts.types[name] for name in facts.large if _holds_floats(facts.types[name])}
+    )
     # Columns that aren't read have no type.
     schema = pa.schema({**names, **facts.types}.items())
     piece = JsonPiece(
@@ -68,7 +69,7 @@ def described(place: str, columns: Sequence[str] | None = None) -> DescribedFile
         rows=facts.rows,
         schema=schema,
         stored=schema,
-        large=frozenset(facts.large - floats),
+        large=frozenset(facts.large),
         version=file.version,
     )
     return DescribedFile(place=place, schema=schema, missing=facts.missing, pieces=(piece,))
@@ -146,24 +147,28 @@ def _holds_floats(kind: pa.DataType) -> bool:
     )
 
 
-def _check_exact(place: str, names: Collection[str]) -> None:
+def _check_exact(place: str, types: Mapping[str, pa.DataType]) -> None:
     """Refuse to read whole numbers as floats that don't hold them."""
-    if not names:
+    if not types:
         return
     for block in _blocks(find(place)):
         for line in filter(None, map(bytes.strip, block.splitlines())):
             row = json.loads(line)
-            for name in names:
-                for number in _whole_numbers(row.get(name)):
+            for name, kind in types.items():
+                for number in _numbers_as_floats(row.get(name), kind):
                     if int(float(number)) != number:
                         raise rounded(place, name, number, "")
 
 
-def _whole_numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _whole_numbers(each)
-    elif isinstance(value, int) and not isinstance(value, bool):
+def _numbers_as_floats(value: Any, kind: pa.DataType) -> Iterator[int]:
+    """Yield the whole numbers of a value that its type has as floats."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _numbers_as_floats(each, kind.value_type)
+    elif isinstance(value, dict):
+        for field in kind:
+            yield from _numbers_as_floats(value.get(field.name), field.type)
+    elif isinstance(value, int) and not isinstance(value, bool) and pa.types.is_floating(kind):
         yield value
 
 

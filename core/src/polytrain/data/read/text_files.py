@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,13 +38,18 @@ class TextPiece(FilePiece):
         """Parse these columns of the file from its start, a part at a time."""
 
     @abstractmethod
-    def _check_exact(self, names: Collection[str]) -> None:
-        """Refuse to read columns of whole numbers as floats that don't hold them."""
+    def _check_exact(self, types: Mapping[str, pa.DataType]) -> None:
+        """Refuse to read whole numbers as floats that don't hold them.
+
+        Args:
+            types: the types in which columns are read.
+        """
 
     def in_types(self, schema: pa.Schema, constants: Mapping[str, Any]) -> FilePiece:
         large = [name for name in self.large if name in schema.names]
+        types = {name: schema.field(name).type for name in large}
         self._check_exact(
-            [name for name in large if schema.field(name).type != self.stored.field(name).type]
+            {name: kind for name, kind in types.items() if kind != self.stored.field(name).type}
         )
         return replace(self, schema=schema, constants=constants)
 
