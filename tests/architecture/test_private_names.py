@@ -45,6 +45,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.checkpoint.state_dict": ("_init_optim_state",),
         "torch.distributed.distributed_c10d": ("_get_default_store", "_world"),
         "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
+        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": ("_unsharded_param",),
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": (
+            "_partial_reduce_output",
+        ),
         "torch.optim.lr_scheduler.LRScheduler": ("_opt_called",),
         "torch.serialization": ("_get_layout",),
         "torch.utils.data.DataLoader": ("_iterator",),

@@ -28,7 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 
 from polytrain.extension import KeptState, NotCleanError, Place
@@ -380,6 +380,33 @@ def test_what_is_added_to_a_shards_gradients_waits_for_a_step(within: Within) ->
     within(train)
 
 
+@pytest.mark.parametrize("averages_in", [None, torch.float64])
+def test_gradients_that_fsdp_has_not_averaged_yet_wait_for_a_step(
+    run: Run, averages_in: torch.dtype | None
+) -> None:
+    """It has them beside the parameters, in the type in which it is to average them."""
+
+    def train() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        policy = MixedPrecisionPolicy(reduce_dtype=averages_in)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        keeps = Keeper({"model": model, "optimizer": optimizer}, {})
+        for averages in (False, True):
+            assert keeps.lacks_gradients() is averages
+            model.set_requires_gradient_sync(averages)
+            keeps.before_backward()
+            model(torch.ones(1, 2)).sum().backward()
+            assert keeps.lacks_gradients()
+            assert keeps.gradients.dropped_later()() is False
+        optimizer.step()
+        keeps.after_step(optimizer)
+        optimizer.zero_grad()
+        assert not keeps.lacks_gradients()
+
+    run(train)
+
+
 def test_gradients_are_read_only_where_infinite_ones_may_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -389,6 +416,32 @@ def test_gradients_are_read_only_where_infinite_ones_may_be_found(
     assert not net.gradients.exist()
     monkeypatch.delattr(torch, "isfinite")
     assert net.gradients.exist(reads_values=False)
+
+
+@pytest.mark.parametrize("what", ["a step", "only its gradients"])
+def test_what_a_cuda_graph_has_captured_is_refused(
+    within: Within, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Neither is seen when the graph is replayed: no more are what an optimizer uses later."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        with monkeypatch.context() as capturing:
+            capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+            capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            # An event of a GPU's queue would be in the graph.
+            capturing.setattr(rank.keeper._points, "leave", Mock(side_effect=AssertionError))
+            if what == "a step":
+                rank.take(rank.optimizer)
+            else:
+                rank.keeper.before_backward()
+        rank.report()
+        with pytest.raises(NotCleanError, match="CUDA graph has captured a step"):
+            rank.session.writer.hold(0, lambda: False)
+
+    within(train)
 
 
 def test_the_training_continues_if_its_gradients_cannot_be_looked_at(

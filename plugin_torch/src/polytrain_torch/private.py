@@ -345,6 +345,25 @@ def fsdp_state(module: Any) -> Any:
     return module._get_fsdp_state()
 
 
+def fsdp_groups(module: Any) -> list[Any]:
+    """Return FSDP2's groups of a module's parameters: versions keep one, or a list of them."""
+    return [each for each in tree_leaves(vars(fsdp_state(module))) if hasattr(each, "fsdp_params")]
+
+
+def holds_gradients(group: Any) -> bool:
+    """Return whether FSDP2 has gradients of a group that are in no parameter's `grad` yet.
+
+    It adds them up after `set_requires_gradient_sync(False)`, in another type if it averages them
+    in that, and on each rank of a node after `set_requires_all_reduce(False)`.
+    """
+    return group._partial_reduce_output is not None or any(
+        each.unsharded_accumulated_grad is not None
+        # There is none before the first forward pass.
+        or getattr(getattr(each, "_unsharded_param", None), "grad", None) is not None
+        for each in group.fsdp_params
+    )
+
+
 class Accelerated:
     """Objects that an `accelerate.Accelerator` has prepared; it has no public names for them."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -117,7 +117,9 @@ class Keeper:
 
         self._survivor: Survivor = survivor()
         self._live = LiveParts(parts)
-        self.gradients = UnusedGradients(self._live.optimizers.values())
+        self.gradients = UnusedGradients(
+            self._live.optimizers.values(), are_held=self._live.fsdp_holds_gradients
+        )
         """Tells whether some wait for a step."""
 
         self._generators = Generators()
@@ -171,6 +173,8 @@ class Keeper:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
         self.steps += 1
+        if self._is_captured():
+            return
         try:
             self._points.leave(self._live.versions)
         except Exception as error:  # the training continues
@@ -323,6 +327,7 @@ class Keeper:
 
     def before_backward(self) -> None:
         """Note that a backward pass begins."""
+        self._is_captured()
         self._live.note_local_gradients()
         self._look_at_gradients(self.gradients.computed)
 
@@ -336,6 +341,13 @@ class Keeper:
         except Exception as error:  # they may be anything; the training continues
             self.refuse(f"its gradients can't be looked at: {type(error).__name__}: {error}")
 
+    def _is_captured(self) -> bool:
+        """Return whether a CUDA graph captures what the training does, and refuse that."""
+        is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if is_captured:
+            self.refuse("a CUDA graph has captured a step, which can't be seen when it is replayed")
+        return is_captured
+
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
         self.continuation.refuse(why)
@@ -347,6 +359,8 @@ class Keeper:
             own: what it will have on this rank alone, if that is known.
         """
         self._forwards += 1
+        if self._is_captured():
+            return
         # What virtual workers end their step with is every rank's own knowledge.
         if self._kept is not None and self.keeps and virtual_workers() is None:
             try:
@@ -555,10 +569,15 @@ def keeper() -> Keeper | None:
     return None if _current is None else _current[1]
 
 
-def unnoted_steps() -> AbstractContextManager[None]:
+@contextmanager
+def unnoted_steps() -> Iterator[None]:
     """Have this attempt's keeper take no notice of optimizers' steps in a block."""
-    keeps = keeper()
-    return nullcontext() if keeps is None else keeps.noting_steps_itself()
+    global _current
+    kept, _current = _current, None
+    try:
+        yield
+    finally:
+        _current = kept
 
 
 # A compiled step would be compiled again for each number that it counts here.

@@ -17,7 +17,9 @@ from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import (
     ANY_BATCH_NORM,
     averages_nothing,
+    fsdp_groups,
     has_other_users,
+    holds_gradients,
     hook_states,
     is_unsynchronized,
     note_synchronization,
@@ -65,6 +67,7 @@ class LiveParts:
             else:
                 self._others[name] = part
         self._fsdp_modules = [each for m in self.modules.values() for each in fsdp_modules(m)]
+        self._fsdp_groups = [group for each in self._fsdp_modules for group in fsdp_groups(each)]
         self._parameters = [p for m in self.modules.values() for p in m.parameters()]
         self.buffers = self._buffers_now()
         """Those on a GPU come first."""
@@ -128,6 +131,10 @@ class LiveParts:
         """Take back what FSDP may have gathered for an evaluation. All ranks call this."""
         for each in self._fsdp_modules:
             each.reshard()
+
+    def fsdp_holds_gradients(self) -> bool:
+        """Return whether FSDP adds gradients up that it hasn't averaged over the ranks."""
+        return any(map(holds_gradients, self._fsdp_groups))
 
     def note_groups(self) -> None:
         """Note the optimizers' groups: a restart makes them by the progress that is saved now."""

@@ -29,8 +29,19 @@ _Look: TypeAlias = tuple[weakref.ref[torch.Tensor], int]
 class UnusedGradients:
     """Knows whether gradients wait for the next step of an optimizer of the state."""
 
-    def __init__(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        optimizers: Collection[torch.optim.Optimizer],
+        *,
+        are_held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            optimizers: those of the state.
+            are_held: returns whether there are gradients that no parameter has yet.
+        """
         self._optimizers = optimizers
+        self._are_held = are_held
         self.passes = 0
         """Number of backward passes."""
 
@@ -88,7 +99,8 @@ class UnusedGradients:
         parameters = (each for optimizer in self._optimizers for each in _parameters(optimizer))
         self._not_reset = _with_gradients(parameters)
         return lambda: (
-            not _with_gradients(self._not_reset)
+            not self._are_held()
+            and not _with_gradients(self._not_reset)
             and all(gradient() is None for gradient, _ in looks)
         )
 
@@ -103,7 +115,7 @@ class UnusedGradients:
             reads_values: whether to leave out infinite gradients, which no step uses: a
                 `GradScaler` has left it out. This waits for a GPU.
         """
-        return any(
+        return self._are_held() or any(
             gradients and (not reads_values or all(map(_is_finite, gradients)))
             for gradients in self._new()
         )
