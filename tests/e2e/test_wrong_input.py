@@ -470,3 +470,46 @@ def test_a_function_of_the_script_for_other_processes_is_reported_with_the_way_o
     assert "Move them into a module beside the script" in done.stderr
     shutil.rmtree(tmp_path / "runs")
     script.unlink()
+
+
+IMPORTED = """
+import pathlib
+import polytrain
+
+# Without the check the workers' workers would import this, too, without end.
+has_run = pathlib.Path("has_run").exists()
+pathlib.Path("has_run").touch()
+
+def train():
+    print("trained", flush=True)
+
+polytrain.make_trainer(
+    "reference",
+    train,
+    scaling_config=polytrain.ScalingConfig(num_workers=0 if has_run else 1),
+    run_config=polytrain.RunConfig(storage_path="runs", progress=False),
+).fit()
+"""
+
+
+def test_a_program_that_a_worker_imports_starts_no_workers_there(tmp_path: Path) -> None:
+    program, script = tmp_path / "program.py", tmp_path / "script.py"
+    program.write_text(IMPORTED)
+    script.write_text("import program")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"a worker process imports {program} as the module program" in done.stderr
+    assert "Write `if __name__ == '__main__':` above the lines that start them" in done.stderr
+    assert "trained" not in done.stdout + done.stderr
+    for each in (program, script, tmp_path / "has_run"):
+        each.unlink()
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "__pycache__")
+
+
+def test_a_program_with_the_name_of_its_library_is_reported(tmp_path: Path) -> None:
+    program = tmp_path / "xgboost.py"
+    program.write_text("import polytrain\npolytrain.make_trainer('xgboost', params={}, label='y')")
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True)
+    assert f"would import {program} instead, which has its name. Rename that file" in done.stderr
+    program.unlink()

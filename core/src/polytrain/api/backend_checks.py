@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.starting_point import StartingPoint
@@ -299,6 +303,15 @@ def installation_problems(backend: Backend) -> Iterator[Problem]:
             what=f"the {backend.name} backend needs {module}, which is not installed",
             remedy=f"Install it with: {install_command(command)}",
         )
+    program = getattr(sys.modules["__main__"], "__file__", None) or ""
+    name = Path(program).stem
+    if name in backend.requires and _is_file_of(name, program):
+        yield Problem(
+            field="backend",
+            what=f"the {backend.name} backend needs {name}, and would import {program} instead, "
+            "which has its name",
+            remedy="Rename that file",
+        )
 
 
 def missing_modules(required: Mapping[str, str]) -> dict[str, str]:
@@ -311,3 +324,9 @@ def _is_missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:  # of a module in a package, the package
         return True
+
+
+def _is_file_of(module: str, file: str) -> bool:
+    """Return whether an import of a module runs this file."""
+    spec = PathFinder.find_spec(module)
+    return spec is not None and os.path.realpath(spec.origin or "") == os.path.realpath(file)

@@ -18,6 +18,7 @@ from polytrain.config.constraints import working_directory
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import WorkerCount, worker_capacity
 from polytrain.text.described import numbered
+from polytrain.workers.processes.zygote_connection import is_started_interpreter
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 
@@ -195,6 +196,26 @@ def guard_problems() -> Iterator[Problem]:
             remedy="Write `if __name__ == '__main__':` above the lines that make the trainer and "
             "call fit()",
         )
+
+
+def import_problems() -> Iterator[Problem]:
+    """Yield a problem if a worker process, or its zygote, imports the module that makes this call.
+
+    The workers that the call starts would import it too, without end.
+    """
+    frame = sys._getframe() if is_started_interpreter() else None
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "<module>" and name != "__main__":
+            yield Problem(
+                field="if __name__ == '__main__'",
+                what=f"a worker process imports {frame.f_code.co_filename} as the module {name}, "
+                "and would start workers again",
+                remedy="Write `if __name__ == '__main__':` above the lines that start them. If "
+                "another module of that name is meant, rename the file",
+            )
+            return
+        frame = frame.f_back
 
 
 def directory_problems() -> Iterator[Problem]:

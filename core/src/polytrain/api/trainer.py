@@ -29,6 +29,7 @@ from polytrain.api.checks import (
     storage_problems_of,
     unreadable_start,
 )
+from polytrain.api.cluster_checks import import_problems
 from polytrain.api.datasets import (
     facts_of,
     identified_datasets,
@@ -249,6 +250,7 @@ class Trainer:
     def _fit(self, resume: Literal["auto", "never"], wait: bool) -> Result | RunHandle:
         clock = Clock()
         location = location_of(self._spec)
+        raise_if_any(import_problems())
         raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
         self._datasets = identified_datasets(self._datasets)
         resumption = Resumption(

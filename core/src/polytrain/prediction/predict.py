@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from polytrain.api.backend_checks import installation_problems, raise_if_any
-from polytrain.api.cluster_checks import directory_problems
+from polytrain.api.cluster_checks import directory_problems, import_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
@@ -143,7 +143,7 @@ def _checked(request: PredictionRequest) -> Source:
     Raises:
         InvalidJobError: with all problems.
     """
-    raise_if_any(directory_problems())
+    raise_if_any((*import_problems(), *directory_problems()))
     problems = [*_argument_problems(request)]
     of_transform = [*_transform_problems(request)]
     problems += of_transform

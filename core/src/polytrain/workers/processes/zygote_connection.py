@@ -357,6 +357,11 @@ def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess
     )
 
 
+def is_started_interpreter() -> bool:
+    """Return whether this process, or one that has forked it, is by `started_interpreter`."""
+    return len(sys.orig_argv) > 2 and sys.orig_argv[2].startswith(_PROGRAM.partition("{")[0])
+
+
 def started_interpreter(
     module: str,
     function: str,
