@@ -601,6 +601,24 @@ def test_reading_back_touches_nothing(run: Run) -> None:
     run(train)
 
 
+class Converting(torch.nn.Linear):
+    """Converts states of its first version, whose weights had another name."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+        if metadata.get("version", 1) < self._version:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_a_module_that_converts_older_states_is_saved(run: Run) -> None:
+    def train() -> None:
+        TrainingState(model=Converting(2, 1)).report({"done": True})
+
+    assert run(train).metrics == {"done": True}
+
+
 class Average:
     """Averages a sharded model's weights by steps, in shards."""
 

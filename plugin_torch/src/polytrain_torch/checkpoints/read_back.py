@@ -118,11 +118,17 @@ def state_without_values(state: Any) -> Any:
 
 def with_whole_shards(state: Any) -> Any:
     """Return a state with whole tensors on the meta device in place of shards, as copies have."""
+    shards: list[DTensor] = []
 
     def whole(value: Any) -> Any:
-        return _whole_without_values(value) if isinstance(value, DTensor) else value
+        if not isinstance(value, DTensor):
+            return value
+        shards.append(value)
+        return _whole_without_values(value)
 
-    return tree_map(whole, state)
+    found = tree_map(whole, state)
+    # A module's own state has an attribute with versions, which `found` lacks.
+    return found if shards else state
 
 
 def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
