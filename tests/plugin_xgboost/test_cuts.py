@@ -10,7 +10,9 @@ import xgboost
 from polytrain.boosting.columns import Numbers
 from polytrain.boosting.sampling import sample_of
 from polytrain_xgboost import XGBoost, bin_reference
+from polytrain_xgboost.collective import Ranks
 from polytrain_xgboost.cuts import Splits, cuts_of, ends_of, joined_ends, splits_of, table_for
+from polytrain_xgboost.matrices import training_data
 
 SPLITS = np.array([-7, -2.5, -1, 0.3, 0.30001, 0.7, 1, 4, 80], np.float32)
 
@@ -69,6 +71,27 @@ def test_bins_are_for_all_categories_and_those_of_the_sample(bin_sample_rows: in
     rows = x[sample]
     alone = xgboost.QuantileDMatrix(rows.reshape(-1, 1), weight=rows**2)
     assert edges[: starts[1]].tolist() == alone.get_quantile_cut()[1].tolist()
+
+
+def test_categories_of_an_evaluation_set_change_no_bins() -> None:
+    """XGBoost splits a column by one category or by several, depending on how many it has."""
+    tables = {
+        "train": pa.table({"kind": ["a", "b", "a"], "y": [1.0, 2.0, 3.0]}),
+        "few": pa.table({"kind": ["b"], "y": [1.0]}),
+        "more": pa.table({"kind": ["c"], "y": [1.0]}),
+    }
+    data = training_data(
+        tables,
+        options=XGBoost(label="y"),
+        params={"nthread": 1},
+        ranks=Ranks(),
+        outside=lambda call, *given: call(*given),
+        model=None,
+        directory=None,
+    )
+    assert data.train.get_quantile_cut()[1].tolist() == [0, 1]
+    found = {name: each.get_data().data.tolist() for name, each in data.evaluated.items()}
+    assert found == {"few": [1], "more": [2]}
 
 
 @pytest.mark.parametrize("booster", ["gbtree", "dart"])

@@ -6,7 +6,7 @@ how the rows are split.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +112,8 @@ def training_data(
     numbers = agreed_numbers(rows=len(mine), queries=queries, rank=ranks.me, gather=ranks.gathered)
     if options.qid is not None:
         facts["qid"] += numbers.first_query
-    sample = _sample(tables, numbers, options, ranks)
+    highest = _highest_categories(mine, options, ranks)
+    sample = _sample(mine, highest, numbers, options, ranks)
     own_bins = outside(binning.reference, sample)
     reference = own_bins
     if model is not None:
@@ -123,12 +124,18 @@ def training_data(
         train.set_info(feature_weights=options.feature_weights)
     # Trees from other bins may have thresholds outside the range of the training rows.
     shared_bins = train if reference is own_bins else None
+
+    def bins_for(table: pa.Table) -> xgboost.QuantileDMatrix | None:
+        # More bins for its own categories would change how trees split those of "train".
+        has_bins = all(_highest_code(table.column(name)) <= highest[name] for name in highest)
+        return shared_bins if has_bins else None
+
     return TrainingData(
         train=train,
         max_bin=reference.max_bin,
         has_others=ranks.broadcast(len(tables) > 1),
         evaluated={
-            name: outside(binning.matrix, table, binning.facts(table), shared_bins)
+            name: outside(binning.matrix, table, binning.facts(table), bins_for(table))
             for name, table in tables.items()
             if name != "train"
         },
@@ -145,7 +152,8 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
     numbers = agreed_numbers(rows=len(table), queries=0, rank=ranks.me, gather=ranks.gathered)
-    sample = _sample({"train": table}, numbers, options, ranks)
+    highest = _highest_categories(table, options, ranks)
+    sample = _sample(table, highest, numbers, options, ranks)
     binning = _Binning(options=options, params=params)
     own_bins = binning.reference(sample)
     if model is None:
@@ -231,34 +239,46 @@ def _categories(
     return categories if model is None else with_those_of(model, categories, names)
 
 
+def _highest_categories(table: pa.Table, options: XGBoost, ranks: Ranks) -> dict[str, int]:
+    """Return the highest number of a category in all ranks' rows, by column; -1 without one."""
+    names = [
+        name
+        for name in options.features_of(table.column_names)
+        if pa.types.is_dictionary(table.schema.field(name).type)
+    ]
+    by_rank = ranks.gathered([_highest_code(table.column(name)) for name in names])
+    return {name: max(codes) for name, *codes in zip(names, *by_rank, strict=True)}
+
+
+def _highest_code(column: pa.ChunkedArray) -> int:
+    codes = (pc.max(chunk.indices).as_py() for chunk in column.chunks)
+    return max((code for code in codes if code is not None), default=-1)
+
+
 def _sample(
-    tables: Mapping[str, pa.Table], numbers: RowNumbers, options: XGBoost, ranks: Ranks
+    mine: pa.Table,
+    highest: Mapping[str, int],
+    numbers: RowNumbers,
+    options: XGBoost,
+    ranks: Ranks,
 ) -> pa.Table:
     """Return the rows to make bins from, and one with the highest category of each column.
 
     XGBoost makes bins for the categories up to the highest that it sees, and takes higher ones
-    for that one. These are in rows that aren't in the sample, or in another data set.
+    for that one. These are in rows that aren't in the sample.
     """
-    sample = agreed_sample(tables["train"], numbers, options, gather=ranks.gathered)
-    features = sample.select(options.features_of(sample.column_names)).schema
-    names = [field.name for field in features if pa.types.is_dictionary(field.type)]
-    if not names:
+    sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
+    if not highest:
         return sample
-    mine = [_highest_code(tables.values(), name) for name in names]
     # Missing values of the other features change no bins.
-    row: dict[str, pa.Array] = {field.name: pa.nulls(1, field.type) for field in features}
-    for name, *codes in zip(names, *ranks.gathered(mine), strict=True):
-        highest = max(codes)
-        code = pa.array([highest if highest >= 0 else None], pa.int32())
+    row: dict[str, pa.Array] = {
+        name: pa.nulls(1, sample.schema.field(name).type)
+        for name in options.features_of(sample.column_names)
+    }
+    for name, number in highest.items():
+        code = pa.array([number if number >= 0 else None], pa.int32())
         row[name] = pa.DictionaryArray.from_arrays(code, sample.column(name).chunk(0).dictionary)
     return pa.concat_tables([sample, with_columns(sample.slice(0, 1), row)]).combine_chunks()
-
-
-def _highest_code(tables: Iterable[pa.Table], name: str) -> int:
-    """Return the highest number of a category in a column; -1 without one."""
-    chunks = (chunk for table in tables for chunk in table.column(name).chunks)
-    codes = (pc.max(chunk.indices).as_py() for chunk in chunks)
-    return max((code for code in codes if code is not None), default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
