@@ -11,7 +11,7 @@ end, to resize, move or stop, the attempt makes a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rpds import HashTrieMap
@@ -46,12 +46,11 @@ from polytrain.events.attempt import (
 from polytrain.events.notices import PreemptionInfo, earliest
 from polytrain.policy.failed_attempts import (
     NOT_JOINED,
-    TRAINED_S,
-    FailedAttempt,
     failed_attempt,
     is_crash,
 )
 from polytrain.policy.placement import Loss, avoided
+from polytrain.policy.unfit_nodes import are_too_many, unfit_nodes
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
@@ -81,17 +80,6 @@ _ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
 
 # A node that leaves ends at most as many attempts: one with its processes, one with its agents.
 _PREEMPTIONS_OF_A_NODE = 2
-
-# Exceptions, and exits, by which a node shows that it can't begin to train.
-_AT_THE_BEGINNING = (
-    FailureKind.STARTUP,
-    FailureKind.USER_ERROR,
-    FailureKind.OUT_OF_MEMORY,
-    FailureKind.WORKER_LOST,
-)
-
-# Attempts in a row that end by such nodes and aren't counted: others may follow without end.
-_UNFIT_IN_A_ROW = 5
 
 # Failures that a node may have caused.
 _OF_A_NODE = (
@@ -543,9 +531,15 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         diverged=ending.diverged,
     )
     root = failure_of_attempt.root
-    unfit = _unfit_nodes(state, failure_of_attempt, failures)
-    before = state.attempts[-_UNFIT_IN_A_ROW:]
-    if len(before) < _UNFIT_IN_A_ROW or not all(attempt.unfit for attempt in before):
+    unfit = unfit_nodes(
+        failure_of_attempt,
+        failures,
+        nodes=state.nodes,
+        trained_on=state.trained_on,
+        left={loss.node for loss in state.losses if loss.is_last},
+        trained_s=state.launched_at + ending.lasted_s - state.joined_at,
+    )
+    if not are_too_many(state.attempts):
         failure_of_attempt = replace(failure_of_attempt, unfit=unfit)
     attempts = (*state.attempts, failure_of_attempt)
     losses = state.losses
@@ -585,40 +579,6 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     state = replace(state, attempt=state.attempt + 1)
     after = _launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
-
-
-def _unfit_nodes(
-    state: State, failed: FailedAttempt, failures: Sequence[Failure]
-) -> frozenset[str]:
-    """Return the nodes that have joined a run which has trained, and can't begin to train.
-
-    They may lack a package, a library or memory, or be behind a firewall. They must not end a run
-    that continues without them. An error that other nodes have too isn't caused by them.
-    """
-    root = failed.root
-    known = state.trained_on.union(loss.node for loss in state.losses if loss.is_last)
-    joined = frozenset(state.nodes) - known
-    if failed.has_reported or failed.on_every_rank or not state.trained_on:
-        return frozenset()
-    if root.kind not in _AT_THE_BEGINNING:
-        return frozenset()
-    # Ranks may wait for each other, and load, for as long as the limits allow.
-    trained_s = state.launched_at + failed.lasted_s - state.joined_at
-    if root.kind is not FailureKind.STARTUP and trained_s >= TRAINED_S:
-        return frozenset()
-    if root.kind is FailureKind.WORKER_LOST and not is_crash(root.message):
-        return frozenset()
-    if root.rank is None and not root.late:
-        # Several ranks haven't joined each other.
-        return joined
-    ranks = set(root.late)
-    for failure in failures:
-        # A lost process makes its peers fail, and so does a rank's own exception.
-        is_own = not root.kind.is_loss and failure.kind is not FailureKind.CONNECTION_LOST
-        if failure.rank is not None and (failure is root or is_own):
-            ranks.add(failure.rank)
-    nodes = {state.nodes[rank] for rank in ranks if rank < len(state.nodes)}
-    return frozenset(nodes) if nodes <= joined else frozenset()
 
 
 def _after_planned_end(state: State, now: float) -> Transition:
