@@ -118,7 +118,7 @@ def test_the_first_that_writes_its_state_ends_the_search() -> None:
         run.survivors.take(each)
     call, ranks = run.last()
     assert isinstance(call, WriteState)
-    assert (call.point, call.checkpoint, ranks) == (7, 4, (0,))
+    assert (call.point, call.checkpoint, call.kills, ranks) == (7, 4, True, (0,))
     run.survivors.take(StateUnwritten(attempt=0, rank=0, reason="in a step"))
     assert run.last()[1] == (2,)
     part = PartStored(attempt=0, rank=2, checkpoint=4, step=9, metrics={}, positions={}, files=())
@@ -276,6 +276,8 @@ def test_a_rank_that_hangs_is_asked_last() -> None:
         run.survivors.take(StateUnwritten(attempt=0, rank=rank, reason="in a step"))
         order.append(run.last()[1])
     assert order == [(0,), (2,), (1,)]
+    # A process that NCCL ends for a lost peer would count as the cause.
+    assert not run.last()[0].kills
 
 
 def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(

@@ -377,6 +377,7 @@ class Survivors:
             kept={rank: read.states for rank, read in self._kept.items()},
             settles_s=max(0.0, (self._settle_until - now) * 0.9),
             limit_s=max(0.0, (until - now) * 0.9),
+            kills=not self._hung,
         )
         self._asked = self._left.pop(0)
         self.group.call(call, (self._asked,))

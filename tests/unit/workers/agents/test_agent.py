@@ -389,7 +389,13 @@ def test_a_state_that_is_not_written_is_reported_once(
         await received(agent, KeepsState)
         await agent.carry_out(
             WriteState(
-                attempt=0, checkpoint=7, point=1, kept={}, settles_s=limit_s, limit_s=limit_s
+                attempt=0,
+                checkpoint=7,
+                point=1,
+                kept={},
+                settles_s=limit_s,
+                limit_s=limit_s,
+                kills=True,
             )
         )
         if ends:
@@ -413,13 +419,17 @@ def test_a_state_that_is_not_written_is_reported_once(
     with_agent(spec, test)
 
 
-def test_a_survivor_is_killed_while_its_state_is_stored(
-    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kills", [True, False])
+def test_a_survivor_may_be_killed_while_its_state_is_stored(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, kills: bool
 ) -> None:
     """Its end comes after the state."""
     monkeypatch.setattr(KeptEnd, "opened", Mock())
 
+    killed: list[int] = []
+
     def kill(zygote: FakeZygoteClient, attempt: int) -> None:
+        killed.append(attempt)
         zygote.listener.process_ended(attempt, "killed by SIGKILL", killed=True)
 
     monkeypatch.setattr(FakeZygoteClient, "kill", kill)
@@ -430,19 +440,22 @@ def test_a_survivor_is_killed_while_its_state_is_stored(
         process.send(keeps_message(0, 1, 0, 1))
         await received(agent, KeepsState)
         await agent.carry_out(
-            WriteState(attempt=0, checkpoint=7, point=1, kept={}, settles_s=1, limit_s=60)
+            WriteState(
+                attempt=0, checkpoint=7, point=1, kept={}, settles_s=1, limit_s=60, kills=kills
+            )
         )
         name = directory_name(7, AttemptId(token=1, attempt=0))
         staging = Stagings(scratch=agent.left.scratch, near=None).new(name, 0)
         (staging / "weights").write_bytes(b"weights")
         place = Place(step=1, metrics={}, positions={})
         process.send(written_message(7, staging, place, is_copy=False))
-        events = [await agent.events.get()]
-        while not isinstance(events[-1], Exited):
-            events.append(await agent.events.get())
-        [written, exited] = events
+        written = await agent.events.get()
         assert isinstance(written, StateWritten)
         assert [file.name for file in written.part.files] == ["weights"]
-        assert exited.killed
+        assert killed == [0] * kills
+        if kills:
+            exited = await agent.events.get()
+            assert isinstance(exited, Exited)
+            assert exited.killed
 
     with_agent(spec, test)

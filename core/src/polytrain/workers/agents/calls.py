@@ -205,6 +205,10 @@ class WriteState(OfAttempt):
     limit_s: float
     """Seconds in which it has to have written the state."""
 
+    kills: bool
+    """Whether the process is killed while the state is stored. Its peers may end because of that:
+    if no loss has ended the attempt, their ends would seem to have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCopy(OfAttempt):

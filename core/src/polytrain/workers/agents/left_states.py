@@ -150,8 +150,9 @@ class LeftStates:
         asked, self._asked = self._asked, None
         if asked is not None and asked.checkpoint == state.part.checkpoint:
             self._take_part(state.part, of_state(state, is_copy=False))
-            # Its process has nothing left to do. It takes a while to go, as storing does.
-            self._kill(asked.attempt)
+            if asked.kills:
+                # It has nothing left to do. It takes a while to go, as storing does.
+                self._kill(asked.attempt)
 
     def not_written(self, checkpoint: int, why: str) -> None:
         """Report that a survivor can't write its state, unless it is reported to be late."""
