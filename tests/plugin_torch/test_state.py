@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,16 @@ def test_parts_have_the_names_that_they_had(run: Run, caplog: pytest.LogCaptureF
         run(other, restore_from=checkpoint)
 
 
-def test_groups_that_training_has_added_are_added_again_before_they_are_restored(run: Run) -> None:
+@pytest.mark.parametrize(("strategy", "written_by"), [(None, "rank_0"), ("fsdp", "every_rank")])
+def test_groups_that_training_has_added_are_added_again_before_they_are_restored(
+    run: Run, strategy: str | None, written_by: str
+) -> None:
     """As for layers that are unfrozen later: which there are depends on the progress."""
+    run = partial(run, written_by=written_by)
 
     def parts(epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = torch.nn.Sequential(layer(), layer())
+        layers = torch.nn.Sequential(layer(), layer())
+        model = layers if strategy is None else prepare_model(layers, parallel_strategy=strategy)
         optimizer = torch.optim.Adam(model[1].parameters(), lr=0.1)
         if epoch:
             optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
@@ -421,28 +427,35 @@ def test_sharded_parameters_that_no_loss_has_used_have_no_state_after_a_restart(
     tmp_path: Path, written_by: Any
 ) -> None:
     """Evaluations, after which FSDP doesn't give the model its shards back, change nothing."""
-    found: list[dict[str, float]] = []
+    found: list[dict[str, tuple[float, torch.dtype]]] = []
+    rows = torch.ones(1, 2, dtype=torch.float64)
 
     def train() -> None:
-        model = prepare_model(Branches(), parallel_strategy="fsdp")
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model = prepare_model(Branches().double(), parallel_strategy="fsdp")
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
 
         def evaluate() -> None:
             with torch.no_grad():
-                model(torch.ones(1, 2))
+                model(rows)
 
         evaluate()
         state = TrainingState(model=model, optimizer=optimizer)
         evaluate()
         if not state.restore():
-            model(torch.ones(1, 2)).sum().backward()
+            model(rows).sum().backward()
             optimizer.step()
             evaluate()
             gc.collect()  # An earlier test's state may wait for it, in a cycle.
             assert not digests_held()
             state.report({}, step=1)
         states = {name: optimizer.state.get(each) for name, each in model.named_parameters()}
-        found.append({name: float(each["step"]) for name, each in states.items() if each})
+        found.append(
+            {
+                name: (float(each["step"]), each["mu_product"].dtype)
+                for name, each in states.items()
+                if each
+            }
+        )
 
     options = CheckpointConfig(written_by=written_by)
     config = RunConfig(storage_path=tmp_path, progress=False, checkpoint_config=options)
@@ -455,7 +468,10 @@ def test_sharded_parameters_that_no_loss_has_used_have_no_state_after_a_restart(
         run_config=config,
         restore_from=first.checkpoint,
     ).fit()
-    assert found == [{"used.weight": 1, "used.bias": 1, "tied.bias": 1}] * 2
+    # torch casts the product to the parameters' type.
+    assert (
+        found == [dict.fromkeys(("used.weight", "used.bias", "tied.bias"), (1, torch.float32))] * 2
+    )
 
 
 def test_a_process_trains_a_sharded_model_again(run: Run) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
-def restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def restore_types(
+    optimizer: torch.optim.Optimizer, states: Iterable[tuple[torch.Tensor, Mapping[str, Any]]]
+) -> None:
     """Give a state that was loaded the types that it was saved with.
 
     torch casts all of it to each parameter's type. So `NAdam` of float64 parameters would multiply
@@ -17,20 +20,31 @@ def restore_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
 
     Args:
         optimizer: it has loaded the state.
-        saved: the state, of parameters that had the types that they have now.
+        states: parameters, which had the types that they have now, and the state of each.
     """
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         # It may cast by itself.
         return
+    for parameter, saved in states:
+        state = optimizer.state.get(parameter, {})
+        for name, value in saved.items():
+            own = state.get(name)
+            # A class of torch's makes a tensor of a number that a subclass counts with.
+            are_tensors = isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)
+            # Of what is sharded now, a whole one may have been saved.
+            are_alike = isinstance(own, DTensor) == isinstance(value, DTensor)
+            if are_tensors and are_alike and own.dtype != value.dtype:
+                state[name] = value.to(own.device, copy=True)
+
+
+def numbered_states(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
+) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
+    """Yield the parameters that have a state in `saved`, which numbers them, and that state."""
     for group, mine in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for number, parameter in zip(group["params"], mine["params"], strict=True):
-            state = optimizer.state.get(parameter, {})
-            for name, value in saved["state"].get(number, {}).items():
-                own = state.get(name)
-                # A class of torch's makes a tensor of a number that a subclass counts with.
-                are_tensors = isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)
-                if are_tensors and own.dtype != value.dtype:
-                    state[name] = value.to(own.device, copy=True)
+            if number in saved["state"]:
+                yield parameter, saved["state"][number]
 
 
 def have_same_types(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Any]]) -> bool:

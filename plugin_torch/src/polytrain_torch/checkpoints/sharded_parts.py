@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from polytrain_torch.checkpoints.optimizer_types import restore_types
 from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import WRAPPERS_IN_NAMES
@@ -83,25 +84,28 @@ class ShardedParts:
             options = replace(options, strict=False)
             set_optimizer_state_dict(self.trained_by(name), part, state, options=options)
             # torch has taken an optimizer step, which created a state of each parameter.
-            for each in self._without_state(name, state["state"]):
-                part.state.pop(each, None)
+            known = {id(each) for each, _ in self.named_states(name, state)}
+            for each in _parameters(part):
+                if id(each) not in known:
+                    part.state.pop(each, None)
 
-    def _without_state(self, optimizer: str, states: State) -> list[torch.Tensor]:
-        """Return the parameters that have none of these states, by the parameters' names.
+    def named_states(
+        self, optimizer: str, saved: State
+    ) -> list[tuple[torch.Tensor, Mapping[str, Any]]]:
+        """Return the parameters that have a state in `saved`, which names them, and that state.
 
         Raises:
             ValueError: a state is of a parameter that the model hasn't.
         """
         model = unwrapped(self.trained_by(optimizer))
         # Tied weights have several names.
-        named = [
-            (_without_wrappers(name), each)
+        named = {
+            _without_wrappers(name): each
             for name, each in model.named_parameters(remove_duplicate=False)
-        ]
-        if unknown := states.keys() - {name for name, _ in named}:
+        }
+        if unknown := saved["state"].keys() - named.keys():
             raise ValueError(f"{optimizer}: its model has no parameter {min(unknown)!r}")
-        known = {id(each) for name, each in named if name in states}
-        return [each for _, each in named if id(each) not in known]
+        return [(named[name], state) for name, state in saved["state"].items()]
 
     def by_name(self, optimizer: str, state: State) -> State:
         """Return an optimizer's state keyed by parameter names in place of numbers."""
@@ -144,6 +148,19 @@ class ShardedParts:
             "module that holds all of them."
         )
 
+    def saved_groups(self, names: list[str], directory: Path) -> dict[str, State]:
+        """Return what parameters the groups of these optimizers had. All ranks call this."""
+        saved = SafeReader(directory).read_metadata().state_dict_metadata if names else ()
+        groups: dict[str, State] = {}
+        for name in names:
+            its = [key for key in saved if key.startswith(f"{name}.param_groups.")]
+            of_groups = [key for key in its if key.endswith(".params")]
+            if of_groups:
+                groups[name] = {"param_groups": [{"params": []} for _ in of_groups]}
+        if groups:
+            load_sharded(groups, directory)
+        return groups
+
     def load_all(self, names: list[str], directory: Path) -> None:
         """Load the shards of these parts. All ranks call this."""
         if not names:
@@ -160,6 +177,8 @@ class ShardedParts:
         load_sharded(states, directory)
         for name, state in states.items():
             self.load(name, state)
+            if "param_groups" in state:
+                restore_types(self._parts[name], self.named_states(name, state))
 
     def _raise_if_stale(self) -> None:
         """Refuse an optimizer of parameters that sharding has replaced: it trains nothing."""

@@ -22,7 +22,11 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
-from polytrain_torch.checkpoints.optimizer_types import have_same_types, restore_types
+from polytrain_torch.checkpoints.optimizer_types import (
+    have_same_types,
+    numbered_states,
+    restore_types,
+)
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
@@ -186,12 +190,17 @@ class TrainingState:
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
                 self._load(name, state)
-                is_whole = not (is_sharded(own[name]) or names_parameters(state))
-                if has_types and is_whole and isinstance(own[name], torch.optim.Optimizer):
-                    restore_types(own[name], state)
-        self._sharded.load_all(
-            [name for name in saved["sharded"] if name in self._parts], directory
-        )
+                if has_types and isinstance(own[name], torch.optim.Optimizer):
+                    restore_types(
+                        own[name],
+                        self._sharded.named_states(name, state)
+                        if names_parameters(state)
+                        else numbered_states(own[name], state),
+                    )
+        sharded = [name for name in saved["sharded"] if name in self._parts]
+        for name, state in self._sharded.saved_groups(sharded, directory).items():
+            self._expect_groups(name, state, saved["progress"])
+        self._sharded.load_all(sharded, directory)
         for name, state in saved["beside"].items():
             if name in self._parts:
                 unwrapped(self._parts[name]).load_state_dict(state, strict=False)
