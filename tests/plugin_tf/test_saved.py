@@ -292,6 +292,8 @@ def test_weights_stay_excluded_from_decay(tmp_path: Path, is_scaled: bool) -> No
     """Keras's file doesn't tell of them."""
     adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
     adamw.exclude_from_weight_decay(var_names=["bias"])
+    # As an optimizer of one's own may have.
+    adamw.optimizers = None
     dense = keras.layers.Dense(1, kernel_initializer="ones", bias_initializer="ones")
     model = keras.Sequential([keras.Input((3,)), dense])
     scaled = keras.optimizers.LossScaleOptimizer(adamw)

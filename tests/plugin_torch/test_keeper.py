@@ -747,13 +747,15 @@ def test_a_state_that_is_not_finite_is_not_written(
     assert not [*tmp_path.glob("*.pt")]
 
 
-def test_a_state_whose_sum_overflows_is_written(
+def test_a_state_whose_sum_is_not_finite_or_not_known_is_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def train() -> None:
         rank = Rank(monkeypatch)
         rank.step()
-        rank.optimizer.state[rank.model[0].weight]["exp_avg"].fill_(3e38)
+        state = rank.optimizer.state[rank.model[0].weight]
+        state["exp_avg"].fill_(3e38)
+        state["scale"] = torch.ones(3, dtype=torch.float8_e5m2)
         rank.report()
         rank.write(tmp_path)
 

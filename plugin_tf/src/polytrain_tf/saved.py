@@ -325,7 +325,8 @@ def _optimizers_of(model: Any) -> dict[str, Any]:
 
 def _parts(optimizer: Any) -> list[Any]:
     """Return an optimizer, and those that it wraps."""
-    wrapped = (getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
+    several = getattr(optimizer, "optimizers", None) or ()
+    wrapped = (getattr(optimizer, "inner_optimizer", None), *several)
     optimizers = [each for each in wrapped if isinstance(each, keras.optimizers.Optimizer)]
     return [optimizer, *(part for each in optimizers for part in _parts(each))]
 
