@@ -51,9 +51,8 @@ class Generators:
 
 
 def _of_gpus() -> bytes:
-    if not torch.cuda.is_initialized():
-        return b""
-    return pickle.dumps([*map(_state_of, torch.cuda.default_generators)], protocol=5)
+    generators = torch.cuda.default_generators
+    return pickle.dumps([*map(_state_of, generators)], protocol=5) if generators else b""
 
 
 def _state_of(generator: torch.Generator) -> bytes:

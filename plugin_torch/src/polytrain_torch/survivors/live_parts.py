@@ -308,7 +308,7 @@ class LiveParts:
         return [*found, *self._all_large(), *self.buffers]
 
     def small(self) -> State:
-        """Return what is copied at each point, except buffers."""
+        """Return what is copied at each point, except buffers, as objects that may change later."""
         return {
             "groups": {
                 name: [_without_parameters(group) for group in optimizer.param_groups]
@@ -605,8 +605,6 @@ def _sums_of_bits(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _without_parameters(group: Mapping[str, Any]) -> State:
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }
+    others = dict(group)
+    del others["params"]
+    return others

@@ -48,9 +48,12 @@ class DataChangedError(Exception):
         return f"{self.what}. {self.remedy}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DataPosition:
-    """A position in the order of a plan."""
+    """A position in the order of a plan.
+
+    Nobody changes it. It isn't frozen: one is made for each batch, and that takes twice as long.
+    """
 
     epoch: Count = 0
     start: Count = 0
