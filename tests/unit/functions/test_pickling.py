@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import cloudpickle
 import pytest
 
 from polytrain.functions.pickling import code_of_job, dumps, pickled_error, pickled_with
@@ -81,6 +82,35 @@ def test_a_backend_that_others_cannot_import_travels_by_value(
         backend = vars(module)["Own"](colour="red")
         pickled = pickled_with(*code_of_job(None, backend), value=backend)
     assert pickle.loads(pickled).colour == "red"
+
+
+class _PickledWithin:
+    """Pickles a function of its module while it is pickled, as another thread may."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __reduce__(self) -> Any:
+        return bytes, (pickled_with(self.function, value=self.function),)
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_module_travels_by_value_while_several_pickle_it(
+    monkeypatch: pytest.MonkeyPatch, is_registered: bool
+) -> None:
+    module = types.ModuleType("no_file_of_this_name")
+    exec("def seven(): return 7", vars(module))
+    seven = vars(module)["seven"]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    if is_registered:
+        cloudpickle.register_pickle_by_value(module)
+    pickled = pickled_with(seven, value=[_PickledWithin(seven), seven])
+    assert (module.__name__ in cloudpickle.list_registry_pickle_by_value()) == is_registered
+    if is_registered:
+        cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, module.__name__)
+    within, without = pickle.loads(pickled)
+    assert (pickle.loads(within)(), without()) == (7, 7)
 
 
 CELL = """

@@ -12,6 +12,8 @@ import linecache
 import os
 import pickle
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
@@ -203,6 +205,11 @@ def code_of_job(*parts: Any) -> list[Any]:
     return list(code_in(parts))
 
 
+_registering = threading.Lock()
+_users_of: Counter[str | None] = Counter()
+"""Module that is pickled by value for now → how many pickle it. Others are by the user's wish."""
+
+
 @contextmanager
 def _by_value(name: str | None) -> Iterator[None]:
     module = sys.modules.get(name or "")
@@ -210,11 +217,21 @@ def _by_value(name: str | None) -> Iterator[None]:
     if module is None or everywhere or PathFinder.find_spec(str(name).partition(".")[0]):
         yield
         return
-    cloudpickle.register_pickle_by_value(module)
+    # Cloudpickle knows one list of modules for all threads, each of which may train.
+    with _registering:
+        is_ours = name in _users_of or name not in cloudpickle.list_registry_pickle_by_value()
+        if is_ours:
+            _users_of[name] += 1
+            cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        with _registering:
+            if is_ours:
+                _users_of[name] -= 1
+            if is_ours and not _users_of[name]:
+                del _users_of[name]
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 THIS_MACHINE = "127.0.0.1"
