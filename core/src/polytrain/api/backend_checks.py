@@ -303,7 +303,7 @@ def installation_problems(backend: Backend) -> Iterator[Problem]:
             what=f"the {backend.name} backend needs {module}, which is not installed",
             remedy=f"Install it with: {install_command(command)}",
         )
-    program = getattr(sys.modules["__main__"], "__file__", None) or ""
+    program = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     name = Path(program).stem
     if name in backend.requires and _is_file_of(name, program):
         yield Problem(

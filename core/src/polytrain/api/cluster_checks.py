@@ -206,7 +206,8 @@ def import_problems() -> Iterator[Problem]:
     frame = sys._getframe() if is_started_interpreter() else None
     while frame is not None:
         name = frame.f_globals.get("__name__")
-        if frame.f_code.co_name == "<module>" and name != "__main__":
+        is_imported = name != "__main__" and name in sys.modules
+        if frame.f_code.co_name == "<module>" and is_imported:
             yield Problem(
                 field="if __name__ == '__main__'",
                 what=f"a worker process imports {frame.f_code.co_filename} as the module {name}, "
