@@ -52,7 +52,7 @@ class At:
 
 @pytest.fixture(autouse=True)
 def _everything_is_free() -> None:
-    """What an earlier run has left is free once Ray's nodes have told so; a run takes what is.
+    """What an earlier run has left is free once Ray's nodes have reported it; a run takes what is.
 
     Its agents are gone: those of the next run may be in older processes, which were idle.
     """
@@ -134,7 +134,7 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
 ) -> None:
     taken = ray.util.placement_group([{"CPU": 2}])
     ray.get(taken.ready())
-    # What an earlier run has left is free once Ray's nodes have told so.
+    # What an earlier run has left is free once Ray's nodes have reported it.
     assert eventually(lambda: ray.available_resources().get("CPU") == 2)
     result = fit(
         tmp_path,

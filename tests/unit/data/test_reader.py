@@ -498,7 +498,7 @@ def test_the_next_loop_waits_until_nothing_is_prepared_for_the_one_that_was_left
     batches = iter(ready)
     next(batches)
     assert at_second.wait(timeout=60)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()  # type: ignore[attr-defined]  # it is a generator, which a loop closes
     loop = threading.Thread(target=lambda: next(iter(ready)), daemon=True)
     loop.start()
     goes_on.set()

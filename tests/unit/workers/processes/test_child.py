@@ -1,4 +1,4 @@
-"""How a forked process has ended, as it is told."""
+"""How a forked process has ended, as it is described."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERHAPS = f"{SIGKILLED}, perhaps because the kernel was out of memory,"
 
 
 @pytest.mark.parametrize(
-    ("how", "in_group", "of_machine", "lacked", "told"),
+    ("how", "in_group", "of_machine", "lacked", "explained"),
     [
         (SIGKILLED, 1, 1, True, SIGKILLED),
         # The kernel has killed a process elsewhere.
@@ -33,7 +33,7 @@ def test_a_process_has_lacked_memory_if_its_control_group_counts_that(
     in_group: int | None,
     of_machine: int,
     lacked: bool,
-    told: str,
+    explained: str,
 ) -> None:
     """The count of the machine is also that of other containers and users."""
 
@@ -45,5 +45,5 @@ def test_a_process_has_lacked_memory_if_its_control_group_counts_that(
     count(0)
     child = Child(on_message=print, on_output=None)
     count(1)
-    assert (child.lacked_memory(how), child.explained(how)) == (lacked, told)
+    assert (child.lacked_memory(how), child.explained(how)) == (lacked, explained)
     child.discard()

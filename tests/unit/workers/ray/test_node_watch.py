@@ -1,4 +1,4 @@
-"""Nodes that Ray is about to take away, as a run is told of them."""
+"""Nodes that Ray is about to take away, as a run gets notice of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_a_node_is_reported_once_and_again_if_it_goes_sooner(
         cluster, "draining_nodes", lambda: looks.pop(0) if len(looks) > 1 else looks[0]
     )
     monkeypatch.setattr(cluster, "node_addresses", lambda: {"a": "10.0.0.1", "b": "10.0.0.2"})
-    told: queue.Queue[Mapping[str, LeavingNode]] = queue.Queue()
-    watch = cluster.NodeWatch(told.put)
+    reported: queue.Queue[Mapping[str, LeavingNode]] = queue.Queue()
+    watch = cluster.NodeWatch(reported.put)
     try:
-        notices = [told.get(timeout=60) for _ in range(4)]
+        notices = [reported.get(timeout=60) for _ in range(4)]
     finally:
         watch.close()
         watch._thread.join(timeout=60)
