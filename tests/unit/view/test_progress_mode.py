@@ -12,7 +12,11 @@ from typing import Any, TextIO
 
 import pytest
 
-from polytrain.view.progress.display import mode_of
+from polytrain.record.ledger import Ledger
+from polytrain.view.progress.display import mode_of, shown_progress
+from polytrain_plugins import RunInfo
+
+RUN = RunInfo(name="a", backend="reference", num_workers=1, path="/runs/a", cluster="here")
 
 
 @pytest.fixture
@@ -22,6 +26,18 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
     with open(theirs, "w") as stream:
         yield stream
     os.close(ours)
+
+
+class WriteOnly:
+    """A program's own stream: text goes to a terminal and to a log."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.text = ""
+        if is_terminal:
+            self.isatty = lambda: True
+
+    def write(self, text: str) -> None:
+        self.text += text
 
 
 TABLE = [
@@ -56,6 +72,17 @@ def test_without_a_standard_error_nothing_is_shown() -> None:
     closed.close()
     assert mode_of("json", None) == "none"
     assert mode_of("auto", closed) == "none"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_an_object_that_can_only_write_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream := WriteOnly(is_terminal=is_terminal))
+    with shown_progress(RUN, "live", Ledger(), now=lambda: 0.0):
+        pass
+    assert "a: starting (1 worker here), in /runs/a\n" in stream.text
 
 
 @pytest.mark.parametrize(

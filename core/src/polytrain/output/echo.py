@@ -36,7 +36,9 @@ def write_text(stream: TextIO, text: str) -> None:
             stream.write(text)
         except UnicodeEncodeError as error:
             stream.write(_escaped(text, error.encoding).decode(error.encoding))
-        stream.flush()
+        # A program's own object may have `write` alone, which is all that `print` needs.
+        if hasattr(stream, "flush"):
+            stream.flush()
         return
     try:
         data = text.encode(stream.encoding, stream.errors or "strict")

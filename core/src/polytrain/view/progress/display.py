@@ -87,7 +87,7 @@ def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
         return "none"
     if progress in ("auto", "live", True) and is_notebook():
         return "notebook"
-    if stream is None or stream.closed:
+    if stream is None or getattr(stream, "closed", False):
         return "none"
     match progress:
         case "json":
@@ -95,7 +95,15 @@ def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
         case "plain":
             return "plain"
         case _:
-            return "live" if takes_sequences(stream) else "plain"
+            return "live" if takes_sequences(stream) and _has_descriptor(stream) else "plain"
+
+
+def _has_descriptor(stream: TextIO) -> bool:
+    # A program's own object may pass text on to a terminal, and have little more than `write`.
+    try:
+        return stream.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager
@@ -235,7 +243,7 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
         return
     stack.callback(_bottom_of_terminal.release)
     stack.callback(follower.queue.finish)
-    signs = signs_for(follower.stream.encoding)
+    signs = signs_for(getattr(follower.stream, "encoding", None))
 
     def lines(size: os.terminal_size) -> Sequence[str]:
         width = size.columns
