@@ -359,6 +359,24 @@ def stalled(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_who_no_longer_follows_a_run_is_shown_no_end_of_it(
+    stalled: Path,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def press_ctrl_c(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=press_ctrl_c)
+    monkeypatch.setattr("polytrain.view.cli.following.time", clock)
+    assert main(["show", str(stalled), "--follow", *options]) == 0
+    said = capsys.readouterr().out
+    assert "start" in said
+    assert "interrupted" not in said
+
+
 @pytest.mark.parametrize("command", ["stop", "stacks"])
 def test_a_copy_of_an_active_run_is_not_asked(
     stalled: Path, command: str, capsys: pytest.CaptureFixture[str]

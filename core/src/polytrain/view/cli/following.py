@@ -119,9 +119,11 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
     tail = tail_of(run.entries())
     mode = "json" if as_json else "auto"
     failure: Failure | None = None
-    is_closed = False
+    is_closed = is_over = False
     driver = _Driver(run)
-    with shown_progress(info, mode, tail.ledger, sys.stdout, now=driver.now) as show:
+    with shown_progress(
+        info, mode, tail.ledger, sys.stdout, now=driver.now, is_over=lambda: is_over
+    ) as show:
         for entries in _readings(run, driver):
             for entry in tail.news(entries):
                 show(entry)
@@ -133,6 +135,8 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
                         failure = None
             if is_closed:
                 break
+        # Not after Ctrl-C, or an error of the storage: the run may continue.
+        is_over = True
     if failure is not None and not as_json:
         # Here nobody raises what ended the run.
         where = "" if failure.rank is None else f"rank {failure.rank}: "

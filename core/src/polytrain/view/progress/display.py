@@ -116,6 +116,7 @@ def shown_progress(
     now: Callable[[], float],
     queues: CallQueues | None = None,
     bars: LiveBars | None = None,
+    is_over: Callable[[], bool] = lambda: True,
 ) -> Iterator[Take]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
@@ -126,6 +127,8 @@ def shown_progress(
         now: reads the clock of the journal, in seconds since the epoch.
         queues: those of the run, if it has any. All writing is done on the thread of one of them.
         bars: the ranks' progress bars, which a terminal shows while they move.
+        is_over: returns, when the context ends, whether the run has ended, too; if not, no end of
+            it is shown.
     """
     stream = sys.stderr if stream is None else stream
     mode = mode_of(progress, stream)
@@ -136,7 +139,7 @@ def shown_progress(
     with contextlib.ExitStack() as stack:
         queues = stack.enter_context(CallQueues()) if queues is None else queues
         follower = _Follower(run, progress_so_far, stream, clock=now, queue=queues.of(stream))
-        follower.bars = bars
+        follower.bars, follower.is_over = bars, is_over
         stack.callback(follower.queue.finish)
         _DISPLAYS[mode](follower, stack)
         follower.queue.finish(stuck_after_s=_START_WITHIN_S, within_s=_START_WITHIN_S)
@@ -163,6 +166,7 @@ class _Follower:
         self.clock = clock
         self.queue = queue
         self.bars: LiveBars | None = None
+        self.is_over: Callable[[], bool] = lambda: True
         self.on_event: Take = lambda entry: None
         self._is_broken = False
 
@@ -200,6 +204,8 @@ class _Follower:
         self.on_event = print_event
 
         def print_end() -> None:
+            if not self.is_over():
+                return
             style = end_style(self.progress)
             for line in ended(self.run, self.progress):
                 self.print_line(line, style)
@@ -275,7 +281,8 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
         output.show([*events, *follower.now(state)])
 
     def show_end() -> None:
-        output.show([*events, *ended(follower.run, follower.progress)])
+        if follower.is_over():
+            output.show([*events, *ended(follower.run, follower.progress)])
 
     follower.on_event = take_event
     follower.queue.submit(show)
@@ -300,7 +307,8 @@ def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
             follower.print_line(follower.now(progress_line))
 
     def print_end() -> None:
-        follower.print_line(follower.now(ended_line))
+        if follower.is_over():
+            follower.print_line(follower.now(ended_line))
 
     follower.print_line(started_line(follower.run, now=follower.clock()))
     follower.on_event = print_event
