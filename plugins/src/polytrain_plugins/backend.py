@@ -66,6 +66,21 @@ class Capabilities:
     devices: frozenset[Device] = frozenset({Device.CPU})
     """Devices that a worker may use."""
 
+    def __post_init__(self) -> None:
+        # A name is equal to a member, but isn't the same object.
+        given: Any = self.devices
+        devices = (given,) if isinstance(given, str) else given
+        object.__setattr__(self, "checkpoint", _member(CheckpointKind, self.checkpoint))
+        object.__setattr__(self, "devices", frozenset(_member(Device, each) for each in devices))
+
+
+def _member(kind: type[StrEnum], value: Any) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
+        raise TypeError(f"Capabilities: {value!r} is unknown. Give one of: {known}") from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -127,9 +142,13 @@ class Demand:
             if not all(isinstance(each, str) for each in names):
                 raise TypeError(f"Demand({name}={given!r}): give a {kind.__name__} of names")
             object.__setattr__(self, name, kind(names))
-        for name, value in self.environment.items():
-            if not isinstance(value, str):
-                raise TypeError(f"Demand(environment={{{name!r}: {value!r}}}): give a str")
+        for option, texts in (("environment", self.environment), ("complete", self.complete)):
+            for name, value in texts.items():
+                if not isinstance(value, str):
+                    raise TypeError(f"Demand({option}={{{name!r}: {value!r}}}): give a str")
+        for option, count in (("ports", self.ports), ("leader_ports", self.leader_ports)):
+            if type(count) is not int or count < 0:
+                raise TypeError(f"Demand({option}={count!r}): give a number, 0 or more")
 
 
 class Backend(ABC):

@@ -34,12 +34,19 @@ def options_beside_function(backend: Any, names: Iterable[str]) -> Iterator[Prob
         default = (
             option.default_factory() if option.default_factory is not MISSING else option.default
         )
-        if option.name in names and getattr(backend, option.name) != default:
+        if option.name in names and not _is_same(getattr(backend, option.name), default):
             yield Problem(
                 field=option.name,
                 what="it is for training without a training function, and there is one",
                 remedy="Use it inside the function, or leave the function out",
             )
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    try:
+        return value is default or bool(value == default)
+    except ValueError:  # an array or a frame, compared element by element
+        return False
 
 
 def needed_without_function(backend: Any, **remedies: str) -> Iterator[Problem]:

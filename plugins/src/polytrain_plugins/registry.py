@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -84,7 +85,7 @@ def expect_usable(backend: Any, *, remedy: str = "") -> None:
     version = getattr(backend, "contract_version", None)
     if version != CONTRACT_VERSION:
         raise ContractVersionError(
-            f"The backend {name} was written for version {version} of the backend contract; this "
+            f"The backend {name} was written for version {version!r} of the backend contract; this "
             f"is version {CONTRACT_VERSION}. "
             f"{remedy or 'Its `contract_version` says for which version its methods are written.'}"
         )
@@ -93,12 +94,17 @@ def expect_usable(backend: Any, *, remedy: str = "") -> None:
             f"The backend {name} is not a dataclass, whose fields are its options: put "
             "@dataclass(frozen=True, kw_only=True) before the class."
         )
-    for attribute, kind in (("name", str), ("capabilities", Capabilities)):
+    declared = (
+        ("name", str, "a str"),
+        ("capabilities", Capabilities, "a Capabilities"),
+        ("requires", Mapping, "a dict"),
+    )
+    for attribute, kind, wanted in declared:
         given = getattr(backend, attribute, None)
         if not isinstance(given, kind):
             raise RegistryError(
-                f"The backend {name} has {a_type(given)} as its `{attribute}`, not "
-                f"{a_type(kind())}. Set it in the class."
+                f"The backend {name} has {a_type(given)} as its `{attribute}`, not {wanted}. Set "
+                "it in the class."
             )
 
 
@@ -182,7 +188,7 @@ def _checked(name: str, entry_point: EntryPoint, provided: list[Any]) -> type[Ba
             )
             found: type[Backend] = cls
             return found
-    names = ", ".join(map(_shown, provided)) or "none: is it marked with @hookimpl?"
+    names = ", ".join(map(_shown, provided)) or "none (mark it with @hookimpl, and return a list)"
     raise RegistryError(
         f"The entry point {name!r} of {_distribution(entry_point)} names the module "
         f"{entry_point.value!r}, whose polytrain_backends() provides {names}. "

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polytrain_plugins.backend import Backend, Demand, Job
-from polytrain_plugins.engine import Engine
+from polytrain_plugins.engine import Engine, Predictions
 from polytrain_plugins.errors import Problem
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.shard import DatasetInfo
+from polytrain_plugins.type_names import a_type, quoted
 from polytrain_plugins.world import Member, Offer, World
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Value = TypeVar("Value")
+
+_MOST_STEPS = 1 << 62
+"""More steps than any run has. The journal's numbers end here."""
 
 _NEVER_YIELDED = "generator didn't yield"
 """What `contextlib` says of it, without the function's name."""
@@ -31,8 +39,23 @@ def problems_of(backend: Backend, job: Job) -> list[Problem]:
     Raises:
         TypeError: it returns something else than problems.
     """
-    method, wanted = name_of(backend, "problems"), "a list of Problem, or yield each"
-    given: Any = backend.problems(job)
+    return _listed(backend.problems(job), name_of(backend, "problems"))
+
+
+def prediction_problems_of(
+    backend: Backend, options: Mapping[str, Any], data: DatasetInfo
+) -> list[Problem]:
+    """Return `Backend.prediction_problems`.
+
+    Raises:
+        TypeError: it returns something else than problems.
+    """
+    given = backend.prediction_problems(options, data)
+    return _listed(given, name_of(backend, "prediction_problems"))
+
+
+def _listed(given: Any, method: str) -> list[Problem]:
+    wanted = "a list of Problem, or yield each"
     if isinstance(given, str) or not hasattr(given, "__iter__"):
         raise _wrong(method, a_type(given), wanted)
     return [_expected(each, Problem, method, wanted) for each in given]
@@ -45,6 +68,23 @@ def demand_of(backend: Backend, job: Job) -> Demand:
         TypeError: it returns something else.
     """
     return _expected(backend.demand(job), Demand, name_of(backend, "demand"), "a Demand")
+
+
+def total_steps_of(backend: Backend) -> int | None:
+    """Return `Backend.total_steps`.
+
+    Raises:
+        TypeError: it is something else than a number of steps.
+    """
+    steps: Any = backend.total_steps
+    if steps is None:
+        return None
+    is_whole = not isinstance(steps, bool) and isinstance(steps, Integral)
+    if not is_whole or not 0 <= steps <= _MOST_STEPS:
+        # Anything else would make the run's journal unreadable.
+        wanted = "a whole number from 0, by a property, or None if it is unknown"
+        raise _wrong(name_of(backend, "total_steps"), quoted(steps), wanted)
+    return int(steps)
 
 
 def engine_of(backend: Backend) -> Engine[Any]:
@@ -110,15 +150,44 @@ def gathered(engine: Engine[Any], piece: bytes, world: World, *, call: str) -> l
     return [_expected(each, bytes, f"{method}, in its list,", wanted) for each in pieces]
 
 
+def predictor_of(
+    engine: Engine[Any], directory: Path, options: Mapping[str, Any]
+) -> Callable[[pa.Table], Predictions]:
+    """Return `Engine.predictor`.
+
+    Raises:
+        TypeError: it returns something else than a function.
+    """
+    given: Any = engine.predictor(directory, **options)
+    if not callable(given):
+        wanted = "a function that predicts a table"
+        raise _wrong(name_of(engine, "predictor"), a_type(given), wanted)
+    predict: Callable[[pa.Table], Predictions] = given
+    return predict
+
+
 def expect_model(engine: Engine[Any], model: Any) -> None:
     """Check what `Engine.train` has returned, where it is to be saved.
 
     Raises:
-        TypeError: it is None.
+        TypeError: it is None, or what makes the model later.
     """
-    if model is None:
+    if model is None or inspect.isgenerator(model) or inspect.iscoroutine(model):
         wanted = "the model, which the last checkpoint holds"
-        raise _wrong(name_of(engine, "train"), "None", wanted)
+        raise _wrong(name_of(engine, "train"), a_type(model), wanted)
+
+
+def expect_saved(engine: Engine[Any], directory: Path) -> None:
+    """Check that `Engine.save` has written into this directory, the whole checkpoint's.
+
+    Raises:
+        TypeError: it hasn't.
+    """
+    if not any(directory.iterdir()):
+        raise TypeError(
+            f"{name_of(engine, 'save')} has written no file. Write the model into the directory "
+            "that it gets, and don't make it async."
+        )
 
 
 def digests_of(engine: Engine[Any], model: Any) -> Mapping[str, str]:

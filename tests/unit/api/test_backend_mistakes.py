@@ -41,6 +41,18 @@ def test_a_backend_that_declares_nothing_is_refused() -> None:
         trainer(Undeclared(label="y"))
 
 
+class CountsHalfSteps(Reference):
+    @property
+    def total_steps(self) -> Any:
+        return self.rounds / 2
+
+
+def test_steps_that_are_no_number_of_steps_are_refused_before_anything_starts() -> None:
+    """The journal of the run could never be read again."""
+    with pytest.raises(TypeError, match=r"CountsHalfSteps.total_steps returned 5.0. Return a whol"):
+        trainer(CountsHalfSteps(label="y"))
+
+
 class NeedsAModuleOfAPackage(Reference):
     requires: ClassVar[Mapping[str, str]] = {"package_of_nobody.module": "pip install nobody"}
 

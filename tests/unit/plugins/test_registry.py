@@ -219,12 +219,15 @@ def test_a_module_that_provides_nothing_is_reported_so(install: Install) -> None
     ("old", "new", "message"),
     [
         ("def polytrain_backends", "def polytrain_backend", "unknown hook 'polytrain_backend'"),
-        ("@hookimpl", "", "provides none: is it marked with @hookimpl?"),
+        ("@hookimpl", "", "provides none (mark it with @hookimpl, and return a list)"),
+        ("return [Made]", "return None", "provides none (mark it with @hookimpl, and return a"),
         ("return [Made]", "return Made", "'ABCMeta' object is not iterable"),
         ("return [Made]", "raise OSError('no licence')", "OSError: no licence"),
         ("return [Made]", "return [Made()]", "provides a Made, which is no class"),
         ("@dataclass(frozen=True, kw_only=True)", "", "put @dataclass(frozen=True, kw_only=True)"),
         ("= Capabilities()", "= {}", "a dict as its `capabilities`, not a Capabilities"),
+        ("= Capabilities()", "= Capabilities(); requires = ['x']", "a list as its `requires`, not"),
+        (": ClassVar[int] = 1", " = '1'", "for version '1' of the backend contract; this is ver"),
     ],
 )
 def test_a_mistake_in_a_module_is_named(install: Install, old: str, new: str, message: str) -> None:

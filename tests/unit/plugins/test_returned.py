@@ -14,13 +14,17 @@ import pytest
 from polytrain_plugins import (
     Backend,
     Capabilities,
+    CheckpointKind,
+    DatasetInfo,
     Demand,
+    Device,
     Engine,
     Job,
     Member,
     Offer,
     Problem,
     World,
+    options_beside_function,
 )
 from polytrain_plugins import returned as checks
 
@@ -95,6 +99,11 @@ def yielded(value: Any) -> Iterator[Any]:
             "Mine.problems returned a Problem. Return a list of Problem",
         ),
         ("demand", None, "Mine.demand returned None. Return a Demand."),
+        (
+            "prediction_problems",
+            None,
+            "Mine.prediction_problems returned None. Return a list of Problem, or yield each.",
+        ),
         ("engine", Mine, "Mine.engine returned the class Mine. Return an Engine."),
     ],
 )
@@ -103,6 +112,9 @@ def test_of_the_driver_half(method: str, result: Any, message: str) -> None:
     calls = {
         "problems": lambda: checks.problems_of(backend, JOB),
         "demand": lambda: checks.demand_of(backend, JOB),
+        "prediction_problems": lambda: checks.prediction_problems_of(
+            backend, {}, DatasetInfo(name="data")
+        ),
         "engine": lambda: checks.engine_of(backend),
     }
     with pytest.raises(TypeError) as caught:
@@ -127,6 +139,8 @@ def test_of_the_driver_half(method: str, result: Any, message: str) -> None:
         ("gather_over_ranks", [b""], "MyEngine.gather_over_ranks returned a list of 1. Return"),
         ("gather_over_ranks", [b"", ""], "MyEngine.gather_over_ranks, in its list, returned a str"),
         ("train", None, "MyEngine.train returned None. Return the model"),
+        ("train", generated(), "MyEngine.train returned a generator. Return the model"),
+        ("predictor", None, "MyEngine.predictor returned None. Return a function that predicts"),
         ("digests", ["x"], "MyEngine.digests returned a list. Return a dict of names to digests"),
         ("digests", {"x": 1}, "MyEngine.digests, in its dict, returned an int. Return a dict"),
         ("model_columns", "x", "MyEngine.model_columns returned a str. Return a list of names"),
@@ -141,12 +155,40 @@ def test_of_the_engine(method: str, result: Any, message: str) -> None:
             "sum_over_ranks": lambda: checks.summed(engine, [1, 2], WORLD),
             "gather_over_ranks": lambda: checks.gathered(engine, b"", WORLD, call=""),
             "train": lambda: checks.expect_model(engine, engine.train({}, NOTHING)),
+            "predictor": lambda: checks.predictor_of(engine, Path(), {}),
             "digests": lambda: checks.digests_of(engine, None),
             "model_columns": lambda: checks.columns_of(engine, Path(), (), {}),
         }
         with pytest.raises(TypeError) as caught:
             calls[method]()
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("steps", [2.0, "2", -1, True, 1 << 63])
+def test_steps_that_no_journal_could_hold_are_refused(steps: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        checks.total_steps_of(type("Mine", (Mine,), {"total_steps": steps})())
+    assert str(caught.value).startswith(f"Mine.total_steps returned {steps!r}. Return a whole numb")
+
+
+def test_steps_may_be_unknown_or_a_number_of_any_library() -> None:
+    assert checks.total_steps_of(Mine()) is None
+    counted = checks.total_steps_of(type("Mine", (Mine,), {"total_steps": np.int64(2)})())
+    assert (counted, type(counted)) == (2, int)
+
+
+class SavesLater(MyEngine):
+    async def save(self, model: Any, directory: Path) -> None:  # type: ignore[override]  # the mistake
+        (directory / "model").write_text(str(model))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_save_that_has_written_nothing_is_named(tmp_path: Path) -> None:
+    SavesLater().save(1, tmp_path)  # type: ignore[unused-coroutine]  # the mistake
+    with pytest.raises(TypeError, match=r"SavesLater.save has written no file. Write the model"):
+        checks.expect_saved(SavesLater(), tmp_path)
+    (tmp_path / "model").write_text("1")
+    checks.expect_saved(SavesLater(), tmp_path)
 
 
 class EndsEarly(MyEngine):
@@ -190,6 +232,9 @@ def test_what_is_right_is_returned() -> None:
         ({"preload": (1,)}, "Demand(preload=(1,)): give a tuple of names"),
         ({"whole_datasets": "val"}, "Demand(whole_datasets='val'): give a frozenset of names"),
         ({"environment": {"OMP_NUM_THREADS": 1}}, "Demand(environment={'OMP_NUM_THREADS': 1})"),
+        ({"complete": {"label": None}}, "Demand(complete={'label': None}): give a str"),
+        ({"leader_ports": "1"}, "Demand(leader_ports='1'): give a number, 0 or more"),
+        ({"ports": -1}, "Demand(ports=-1): give a number, 0 or more"),
     ],
 )
 def test_a_demand_that_cannot_be_met_is_refused_where_it_is_made(
@@ -205,6 +250,40 @@ def test_a_demand_takes_its_names_from_anything_that_has_them() -> None:
     assert Demand(preload=names, whole_datasets={"valid"}) == Demand(  # type: ignore[arg-type]  # a set may be given
         preload=("a", "b"), whole_datasets=frozenset({"valid"})
     )
+
+
+def test_names_of_capabilities_are_what_they_name() -> None:
+    """Otherwise "every_rank" would be taken for rank 0 alone, and other ranks' files be lost."""
+    named: Any = {"checkpoint": "every_rank", "devices": ["cpu", "gpu"]}
+    given = Capabilities(**named)
+    assert given.checkpoint is CheckpointKind.EVERY_RANK
+    assert given.devices == {Device.CPU, Device.GPU}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint": "sharded"}, "'sharded' is unknown. Give one of: CheckpointKind.ONE_RANK, "),
+        ({"devices": "tpu"}, "'tpu' is unknown. Give one of: Device.CPU, Device.GPU"),
+    ],
+)
+def test_an_unknown_capability_is_refused_where_it_is_declared(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        Capabilities(**arguments)
+    assert str(caught.value).startswith(f"Capabilities: {message}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed(Mine):
+    weights: Any = None
+
+
+def test_an_option_that_holds_an_array_is_told_from_its_default() -> None:
+    assert list(options_beside_function(Weighed(), ["weights"])) == []
+    [problem] = options_beside_function(Weighed(weights=np.zeros(2)), ["weights"])
+    assert problem.field == "weights"
 
 
 def test_an_offer_that_cannot_be_sent_is_refused_where_it_is_made() -> None:

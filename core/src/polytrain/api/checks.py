@@ -57,7 +57,7 @@ from polytrain.storage.location import Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
-from polytrain_plugins.returned import demand_of
+from polytrain_plugins.returned import demand_of, total_steps_of
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -111,6 +111,8 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         if not problems:
             # It needs a backend with valid options.
             demand = demand_of(backend, job)
+            if spec.train_loop_per_worker is None:
+                total_steps_of(backend)
             problems += _port_problems(spec, demand)
         if not problems:
             # This reads a column.

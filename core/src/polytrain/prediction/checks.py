@@ -17,6 +17,7 @@ from polytrain.functions.function_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.record import PredictionRecord, record_problems
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
+from polytrain_plugins.returned import prediction_problems_of
 from polytrain_plugins.type_names import quoted
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def option_problems(
         source: the rows to predict.
         is_sent: whether workers in other processes get the options.
     """
-    yield from backend.prediction_problems(options, source.info)
+    yield from prediction_problems_of(backend, options, source.info)
     functions: dict[str, Callable[..., Any]] = {
         name: value for name, value in options.items() if callable(value)
     }

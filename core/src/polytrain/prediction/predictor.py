@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -25,7 +25,7 @@ from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import Part, Unit, cut
 from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 from polytrain_plugins import Backend, Predictions
-from polytrain_plugins.returned import engine_of
+from polytrain_plugins.returned import engine_of, predictor_of
 from polytrain_plugins.type_names import a_type
 
 
@@ -68,9 +68,7 @@ class Predictor:
     def __init__(self, task: PredictionTask) -> None:
         self._task = task
         with task.model.directory() as directory:
-            self._predict: Callable[[pa.Table], Predictions] = engine_of(task.backend).predictor(
-                directory, **task.options
-            )
+            self._predict = predictor_of(engine_of(task.backend), directory, task.options)
 
     def predicted(self, unit: Unit, rows: Iterable[bytes] | None = None) -> Iterator[PredictedPart]:
         """Predict the parts of a unit one by one.

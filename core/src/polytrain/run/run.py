@@ -19,6 +19,7 @@ from polytrain.run.requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.workers.driver.group import AgentCluster
 from polytrain_plugins import Demand, RunInfo
+from polytrain_plugins.returned import total_steps_of
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -70,7 +71,7 @@ class Run:
     def total_steps(self) -> int | None:
         """The most steps that the whole run may have; None if that is unknown."""
         is_declarative = self.spec.train_loop_per_worker is None
-        of_backend = self.spec.backend.total_steps if is_declarative else None
+        of_backend = total_steps_of(self.spec.backend) if is_declarative else None
         known = [step for step in (of_backend, self.stop_rule.last_step) if step is not None]
         return min(known, default=None)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.unit.workers.session.test_session_threads import session_with
 
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.session.session import WorkerSession
@@ -59,3 +60,18 @@ def test_a_new_run_counts_from_1_whatever_it_starts_from(tmp_path: Path) -> None
         session.report(step=3, metrics={})
         received = SocketChannel(ours)
         assert [received.receive()[1] for _ in range(2)] == [1, 3]
+
+
+class WritesElsewhere(ReferenceEngine):
+    def save(self, model: Any, directory: Path) -> None:
+        pass
+
+
+def test_a_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
+    """Nothing could be resumed from it, and nobody would notice before."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = WritesElsewhere(Reference())
+        session = session_with(SocketChannel(theirs), tmp_path, engine=engine)
+        with pytest.raises(TypeError, match=r"WritesElsewhere.save has written no file"):
+            session.finish(np.zeros(2))

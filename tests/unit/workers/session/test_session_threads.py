@@ -55,6 +55,7 @@ def session_with(
     *,
     start: StartingPoint | None = None,
     rank: int = 0,
+    engine: Any = None,
     **config: Any,
 ) -> WorkerSession:
     job = WorkerJob(
@@ -71,7 +72,6 @@ def session_with(
         start=start or StartingPoint(),
         first_checkpoint=0,
     )
-    engine: Any = None
     return WorkerSession(
         job=job,
         order=order,

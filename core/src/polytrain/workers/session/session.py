@@ -56,7 +56,7 @@ from polytrain.workers.session.replicas import Replicas
 from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.returned import digests_of, expect_model, gathered, name_of
+from polytrain_plugins.returned import digests_of, expect_model, expect_saved, gathered, name_of
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -544,6 +544,8 @@ class WorkerSession:
     def _save(self, model: Any, *, report: Callable[[], list[Message]]) -> None:
         def save(directory: Path) -> Stamps:
             self._engine.save(model, directory)
+            if self._job.spec.checkpoint_kind is CheckpointKind.ONE_RANK:
+                expect_saved(self._engine, directory)
             return {}
 
         self._submit(
