@@ -70,6 +70,18 @@ def test_lists_of_integers_of_different_sizes_become_one() -> None:
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
+def test_categories_of_train_keep_their_numbers_beside_other_data_sets(is_plain: bool) -> None:
+    train, valid = (pa.array(names).dictionary_encode() for names in (["c", "b"], ["d", "b", "a"]))
+    columns = {"train": train, "valid": valid}
+    tables = {
+        name: pa.table({"x": column.cast(pa.string()) if is_plain else column})
+        for name, column in columns.items()
+    }
+    found = agreed_categories(tables, features=["x"], also=(), gather=lambda mine: [mine])
+    assert found["x"].to_pylist() == (["b", "c", "a", "d"] if is_plain else ["c", "b", "a", "d"])
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
 def test_lists_are_the_same_however_the_rows_are_split(is_plain: bool) -> None:
     """As of files that were written one by one, with the categories that each had."""
     parts = [

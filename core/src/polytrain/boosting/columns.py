@@ -117,7 +117,7 @@ def agreed_categories(
 
     A dictionary column, as of pandas, keeps the order of its list. If ranks have other lists, new
     categories follow, as where Arrow unifies the dictionaries of one process. The categories of
-    other columns are sorted, and also those that data sets list differently.
+    other columns are sorted. Those that "train" lacks come last.
 
     Args:
         tables: a rank's shard "train", and the other data sets.
@@ -216,11 +216,11 @@ def _agreed(by_rank: Sequence[Mapping[str, Sequence[pa.Array]]], *, keeps_order:
     [first, *more] = [each for dataset, each in lists if dataset == "train"]
     new = [each for each in more if not each.equals(first)]
     values = [*dict.fromkeys(value for each in (first, *new) for value in each.to_pylist())]
+    if not keeps_order:
+        values.sort()
     others = [each for dataset, each in lists if dataset != "train"]
-    if not keeps_order or any(
-        each.to_pylist() != values or each.type != first.type for each in others
-    ):
-        values = sorted({*values, *(value for each in others for value in each.to_pylist())})
+    # Last, so that those of "train" have the numbers that they have without other data sets.
+    values += sorted({value for each in others for value in each.to_pylist()}.difference(values))
     kind = pa.string() if pa.types.is_large_string(first.type) else first.type
     if len({each.type for _, each in lists}) > 1:
         # A column may be int32 in one data set, and int64 or floats in another.
