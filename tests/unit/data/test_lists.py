@@ -14,7 +14,12 @@ from tests.shards import shard_of
 
 from polytrain.data.shards.tensor_shapes import TensorShapes
 from polytrain.data.types.columns import column_to_numpy
-from polytrain.data.types.nested import nested_lists, tensors_as_lists, tensors_of
+from polytrain.data.types.nested import (
+    dimensions_of,
+    nested_lists,
+    tensors_as_lists,
+    tensors_of,
+)
 from polytrain.data.types.plain import plain_column
 from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError
@@ -42,6 +47,10 @@ DIFFERENT = {
     "missing lists of a fixed size": pa.array([None, TOKENS[0]] * 3, pa.list_(pa.int64(), 3)),
     "inner lengths": pa.array([[[1.0], [2.0, 3.0]]] * ROWS, pa.list_(pa.list_(pa.float64()))),
     "outer lengths": pa.array([PAIRS[0] * (n + 1) for n in range(ROWS)]),
+    "no lists in some lists": pa.array([PAIRS[0], []] * 3, pa.list_(pa.list_(pa.float32()))),
+    "inner lengths in some lists": pa.array(
+        [[[1.0], [2.0, 3.0]], [[4.0]], []] * 2, pa.list_(pa.list_(pa.float32()))
+    ),
 }
 
 if int(pa.__version__.partition(".")[0]) < 26:
@@ -119,6 +128,7 @@ def test_lists_go_through_a_transform(case: str) -> None:
     column = (ONE_SHAPE | DIFFERENT)[case]
     table = pa.table({"x": pa.chunked_array([column.slice(0, 1), column])})
     shard = shard_of(table, transform=dict)
+    assert dimensions_of(shard.schema().field("x").type) == dimensions_of(column.type)
     found = [row for batch in shard.iter_batches(batch_size=4) for row in batch["x"]]
     assert [as_lists(row) for row in found] == [*rows_of(column.slice(0, 1)), *rows_of(column)]
 
@@ -128,6 +138,7 @@ def test_lists_go_through_a_transform(case: str) -> None:
     [
         [[5, 2], [7], [], None],
         [[[1], [2, 3]], [[4]]],
+        [[], [[1, 2]], np.ones((2, 2)), np.array([])],
         [np.ones((2, 1)), np.ones((2, 3))],
         (np.arange(2), np.arange(3)),
     ],

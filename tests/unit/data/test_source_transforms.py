@@ -273,9 +273,31 @@ def test_the_rows_of_a_failure_are_named_in_any_order() -> None:
         list(shard.iter_batches(batch_size=20))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
-def test_a_column_that_begins_with_missing_texts_keeps_its_type(kind: pa.DataType) -> None:
-    texts = [None] * 20 + ["late"]
-    data = pa.table({"x": pa.array(texts, kind)})
-    [batch] = shard_of(data, transform=lambda batch: dict(batch)).iter_batches(batch_size=21)
-    assert batch["x"].tolist() == texts
+@pytest.mark.parametrize(
+    ("first", "late", "kind"),
+    [
+        (None, "late", pa.string()),
+        (None, "late", pa.dictionary(pa.int8(), pa.string())),
+        ([], ["late"], pa.list_(pa.string())),
+        ([], [[0.1]], pa.list_(pa.list_(pa.float32()))),
+        ({"a": None}, {"a": "late"}, pa.struct({"a": pa.string()})),
+        ([], [("late", 1), ("b", None)], pa.map_(pa.string(), pa.int8())),
+    ],
+)
+def test_a_column_that_begins_without_values_keeps_its_type(
+    first: Any, late: Any, kind: pa.DataType
+) -> None:
+    column = pa.array([first] * 20 + [late] + [first] * 20, kind)
+    batches = shard_of(pa.table({"x": column}), transform=dict).iter_batches(
+        batch_size=7, format="arrow"
+    )
+    assert [row for each in batches for row in each["x"].to_pylist()] == column.to_pylist()
+
+
+def test_a_map_that_a_function_changes_is_not_rounded() -> None:
+    def halves(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": [[(key, value / 2) for key, value in row] for row in batch["x"]]}
+
+    column = pa.array([[("a", 2)], [("a", 3)]], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(SourceError, match="'x' can't become a column"):
+        describe("train", pa.table({"x": column}), transform=halves)

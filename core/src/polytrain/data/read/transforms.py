@@ -15,7 +15,7 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece, selected
 from polytrain.data.types.arrays import table_of
 from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
-from polytrain.data.types.nested import is_list_of_numbers
+from polytrain.data.types.nested import is_list, is_list_of_numbers, with_parts
 from polytrain.data.types.plain import decides_type, found_missing, noted, refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
@@ -113,19 +113,30 @@ def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
 
 
 def _known(returned: pa.Schema, given: pa.Schema) -> pa.Schema:
-    """The schema with the given type of each column that has only missing values at first."""
+    """The schema with the given types of values that are all missing, or in no list, at first."""
     types = {field.name: field.type for field in given}
     fields = (
-        field.with_type(_plain(types[field.name]))
-        if pa.types.is_null(field.type) and field.name in types
-        else field
+        field.with_type(_filled(field.type, types[field.name])) if field.name in types else field
         for field in returned
     )
     return pa.schema(fields, metadata=returned.metadata)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def _filled(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
+    """The type with the given one in place of each part that has no values, and so no type."""
+    if pa.types.is_null(kind):
+        return given.value_type if pa.types.is_dictionary(given) else given
+    if is_list(kind) and is_list(given):
+        return with_parts(kind, lambda items: _filled(items, given.value_type))
+    if pa.types.is_struct(kind) and pa.types.is_struct(given):
+        types = {field.name: field.type for field in given}
+        return pa.struct(
+            [
+                field.with_type(_filled(field.type, types.get(field.name, field.type)))
+                for field in kind
+            ]
+        )
+    return kind
 
 
 def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
@@ -144,8 +155,9 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
         raise TransformError(f"{raised_at(error)}: the transform failed on {where}") from error
     if not isinstance(result, Mapping):
         raise TransformError(f"the transform returned {a_type(result)} for {where}, not a dict")
+    types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
     try:
-        table = table_of(result)
+        table = table_of({name: _maps(each, types.get(name)) for name, each in result.items()})
     except SourceError as error:
         raise TransformError(
             f"what the transform returned for {where} is no table: {error.what}"
@@ -167,6 +179,21 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
         field.name for field in table.schema if field.name in roomy and decides_type(field.type)
     }
     return pa.table(table.columns, schema=noted(table.schema, missing))
+
+
+def _maps(array: Any, given: pa.DataType | None) -> Any:
+    """A column of maps that a function passes on; anything else as it is.
+
+    Its rows are lists of pairs. Arrow would take a pair for a list, whose values have one type.
+    """
+    if given is None or not pa.types.is_map(given) or not isinstance(array, np.ndarray | list):
+        return array
+    try:
+        column = pa.array(array, given)
+        # Arrow rounds floats to a map's integers, without a word.
+        return column if column.to_pylist() == [*array] else array
+    except (pa.ArrowException, OverflowError, ValueError):  # arrays have no one truth value
+        return array
 
 
 def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:

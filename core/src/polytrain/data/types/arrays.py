@@ -195,8 +195,16 @@ def _ragged(name: str, value: Any) -> pa.Array | None:
         return pa.array(value)
     there = [row for row in rows if row is not None]
     dimensions = {row.ndim for row in there}
-    if len(dimensions) > 1 or 0 in dimensions:
+    if 0 in dimensions:
         return None
+    if len(dimensions) > 1:
+        # An array without rows has room for lists of any depth, and gives no type.
+        return pa.array(
+            [
+                [] if row is not None and row.shape == (0,) else _in_lists(given)
+                for given, row in zip(value, rows, strict=True)
+            ]
+        )
     # Empty lists have numbers of no type.
     kinds = dict.fromkeys(row.dtype for row in there if row.size or is_array)
     if any(kind.kind not in "iufb" for kind in kinds):
@@ -241,6 +249,12 @@ def _lists(
     # Empty lists without a type stay as they are.
     found = [next(there) if is_time(row) else row for row in rows]
     return nested_lists(found, times[0].ndim, pa.from_numpy_dtype(times[0].dtype))
+
+
+def _in_lists(row: Any) -> Any:
+    """A row as nested lists of arrays of numbers, which keep their type."""
+    is_nested = isinstance(row, np.ndarray) and (row.ndim > 1 or row.dtype == object)
+    return [_in_lists(each) for each in row] if is_nested or isinstance(row, list | tuple) else row
 
 
 def _plain(row: Any) -> Any:
