@@ -219,6 +219,29 @@ def test_bytes_that_are_no_text(tmp_path: Path, at: str, line: int) -> None:
     assert "iconv" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "found"),
+    [
+        ("a.csv", ["x;y", "1;2", "3;4"], ";"),
+        ("a.csv", ["x;y", "1,5;2", "3;4"], ";"),
+        ("a.csv", ["x\ty", "1\t2"], "\\t"),
+        ("a.tsv", ["x,y", "1,2"], ","),
+    ],
+)
+def test_fields_between_other_characters(
+    tmp_path: Path, name: str, lines: list[str], found: str
+) -> None:
+    with pytest.raises(SourceError) as error:
+        read(write(tmp_path / name, *lines))
+    assert f"has '{found}' between its 2 columns" in error.value.what
+    assert f"pandas.read_csv(…, sep='{found}')" in error.value.remedy
+
+
+@pytest.mark.parametrize(("header", "name"), [('"x;y"', "x;y"), ("x;y", "x;y"), ("x", "x")])
+def test_a_column_of_text_with_semicolons(tmp_path: Path, header: str, name: str) -> None:
+    assert read(write(tmp_path / "a.csv", header, "no", "a;b")) == {name: ["no", "a;b"]}
+
+
 @pytest.mark.parametrize(("row", "count"), [("1", 1), ("1,2,3", 3)])
 def test_a_line_with_other_fields(tmp_path: Path, row: str, count: int) -> None:
     # A line is a line of the file, not a row.

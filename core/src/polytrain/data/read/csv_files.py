@@ -12,6 +12,7 @@ import io
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -37,6 +38,8 @@ _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 
 _MISSING = [*pacsv.ConvertOptions().null_values, "<NA>", "None"]
 """Words for a missing value, as in pandas. In a column of text they are text."""
+
+_DELIMITERS = ",;|\t"
 
 
 class Layout(NamedTuple):
@@ -97,6 +100,10 @@ def _described(place: str, columns: Sequence[str] | None, block: int) -> Describ
     with _stream(file.place, layout) as stream:
         names = stream.schema.names
     layout = layout._replace(has_one_column=len(names) == 1)
+    if layout.has_one_column and {*names[0]} & {*_DELIMITERS}:
+        problem = _of_another_delimiter(place, layout.delimiter)
+        if problem is not None:
+            raise SourceError(*problem)
     refuse_repeated(names, repr(place))
     wanted = columns_to_count(columns, names)
     try:
@@ -236,6 +243,9 @@ def _explained(place: str, error: Exception | None) -> tuple[str, str]:
                         "Convert it to UTF-8, for instance with iconv -f latin1 -t utf-8",
                     )
         delimiter, called = ("\t", "tab") if format_of(place) == "tsv" else (",", "comma")
+        problem = _of_another_delimiter(place, delimiter)
+        if problem is not None:
+            return problem
         with _lines(place) as lines:
             rows = csv.reader(lines, delimiter=delimiter)
             width = len(next(rows, []))
@@ -250,6 +260,25 @@ def _explained(place: str, error: Exception | None) -> tuple[str, str]:
                 line = rows.line_num + 1
     what = f"{place!r} can't be read: it is not text" if error is None else unreadable(place, error)
     return what, "Replace or remove it"
+
+
+def _of_another_delimiter(place: str, expected: str) -> tuple[str, str] | None:
+    """Say that a file's fields are divided by another character; None if they aren't."""
+    with _lines(place) as lines:
+        first = [*islice(lines, 2)]
+    with suppress(csv.Error):
+        if len(next(csv.reader(first, delimiter=expected), [])) > 1:
+            return None
+        for found in _DELIMITERS.replace(expected, ""):
+            widths = [*map(len, csv.reader(first, delimiter=found))]
+            if len({*widths}) == 1 and widths[0] > 1:
+                return (
+                    f"{place!r} has {found!r} between its {widths[0]} columns, where {expected!r} "
+                    "is expected",
+                    f"Pass pandas.read_csv(…, sep={found!r}), with decimal=',' if its numbers have "
+                    "commas, or write the file anew",
+                )
+    return None
 
 
 @contextmanager
