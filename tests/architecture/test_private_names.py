@@ -126,6 +126,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "keras.src.losses.loss": ("reduce_values", "scale_loss_for_distribution"),
         "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_clip_gradients", "scale_loss"),
         "keras.src.random.seed_generator.SeedGenerator": ("next",),
+        "keras.src.saving.serialization_lib": ("_retrieve_class_or_fn",),
         "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": ("get_tf_dataset",),
     },
     "tensorflow": {

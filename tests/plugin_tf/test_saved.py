@@ -199,12 +199,40 @@ def test_loading_runs_no_code_from_the_file(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        # Called with a path, it loads a SavedModel, whose graph may write any file.
+        {"class_name": "function", "config": "TFSMLayer", "module": "keras.layers"},
+        {"class_name": "function", "config": "TFSMLayer", "module": "keras.src.export.tfsm_layer"},
+        # Keras finds a function also where a file names a class.
+        {"class_name": "plot_model", "config": {}, "module": "keras.utils"},
+    ],
+)
+def test_a_file_calls_no_function_that_opens_others(named: Any, tmp_path: Path) -> None:
+    entry = keras.Input((3,), name="entry")
+    layer = keras.layers.Lambda(keras.activations.relu, name="layer")
+    save(keras.Model(entry, layer(entry)), tmp_path, Progress())
+    np.testing.assert_array_equal(load(tmp_path)(-X), np.maximum(-X, 0))
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    config = json.loads(members["config.json"])
+    (changed,) = (each for each in config["config"]["layers"] if each["name"] == "layer")
+    changed["config"]["function"] = named
+    changed["inbound_nodes"] = [{"args": [], "kwargs": {"inputs": str(tmp_path)}}]
+    with zipfile.ZipFile(tmp_path / "model.keras", "w") as file:
+        for name, content in {**members, "config.json": json.dumps(config).encode()}.items():
+            file.writestr(name, content)
+    with pytest.raises(CheckpointError, match=rf"names {named['module']}\.\w+ as a function"):
+        load(tmp_path)
+
+
 def test_a_keras_that_could_run_code_from_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(build(), tmp_path, Progress())
-    monkeypatch.setattr(keras, "__version__", "3.10.0")
-    with pytest.raises(CheckpointError, match=r"Keras 3\.10\.0.*pip install 'keras>=3\.11'"):
+    monkeypatch.setattr(keras, "__version__", "3.14.0")
+    with pytest.raises(CheckpointError, match=r"Keras 3\.14\.0.*pip install 'keras>=3\.15'"):
         load(tmp_path)
 
 

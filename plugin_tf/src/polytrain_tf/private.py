@@ -80,6 +80,9 @@ SHUFFLE_ARRAYS = Replaceable(
 )
 """It shuffles in a different order on each worker."""
 
+FIND_NAMED = Replaceable("keras.src.saving.serialization_lib", "_retrieve_class_or_fn")
+"""It finds what a model's file names, and in safe mode also what opens other files."""
+
 _HEARTBEATS = Replaceable(
     "tensorflow.python.eager.context", "Context.configure_coordination_service"
 )

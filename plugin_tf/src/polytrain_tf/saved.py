@@ -9,9 +9,11 @@ import json
 import re
 import shutil
 import tempfile
+import threading
+import types
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,10 +26,23 @@ import polytrain
 from polytrain import CheckpointError
 from polytrain.extension import nested_layers, scratch_directory
 from polytrain_tf.backend import MODEL_FILE
-from polytrain_tf.private import optimized_by, undecayed_by
+from polytrain_tf.private import FIND_NAMED, optimized_by, undecayed_by
 
-_SAFE_FROM = (3, 11)
-"""The first Keras version without known bypasses of safe mode (CVE-2025-1550, 8747 and 9906)."""
+_SAFE_FROM = (3, 15)
+"""The first Keras version in whose safe mode a file isn't known to run code, to read other files or
+to take all memory (CVE-2025-1550 to CVE-2026-12570), but for what `_without_foreign_functions`
+refuses."""
+
+_KERAS = ("keras", "keras_cv", "keras_hub", "keras_nlp")
+"""Packages in which Keras finds what a file names."""
+
+_OF_MODELS = re.compile(
+    r"keras\.(activations|constraints|initializers|losses|metrics|optimizers|regularizers)"
+)
+"""Modules whose functions Keras itself writes into a model's file."""
+
+_loading = threading.RLock()
+"""Held while Keras loads a file: what it is replaced in is the whole process's."""
 
 _PROGRESS_FILE = "progress.json"
 _LEFT_OUT_FILE = "seeds.npz"
@@ -112,8 +127,9 @@ def load(
         is_compiled: whether to compile it: only training needs the loss and the optimizer.
 
     Raises:
-        CheckpointError: this Keras version could run code from the file, tf_keras wrote the file,
-            or a class or function that the model uses isn't registered.
+        CheckpointError: this Keras version could run code from the file, the file names a function
+            that no model is made of, tf_keras wrote it, or a class or function that the model uses
+            isn't registered.
     """
     if _version() < _SAFE_FROM:
         raise CheckpointError(
@@ -128,9 +144,10 @@ def load(
             f"it. Load it with tf_keras.models.load_model({str(directory / MODEL_FILE)!r})."
         )
     try:
-        model = keras.models.load_model(
-            directory / MODEL_FILE, custom_objects=custom_objects, compile=is_compiled
-        )
+        with _loading, FIND_NAMED.replaced(_without_foreign_functions):
+            model = keras.models.load_model(
+                directory / MODEL_FILE, custom_objects=custom_objects, compile=is_compiled
+            )
     except TypeError as error:
         lacking = re.search(r"Could not locate (\w+) '([^']+)'", str(error))
         if lacking is None:
@@ -145,6 +162,31 @@ def load(
     if (directory / _LEFT_OUT_FILE).exists():
         _load_left_out(model, directory)
     return model
+
+
+def _without_foreign_functions(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Keras's search for what a file names, without functions that no model is made of.
+
+    A layer calls the function that the file names, with arguments of the file. Keras refuses some
+    of its own functions there, but not `TFSMLayer`: that loads a SavedModel from any place, which
+    may then read and write any file.
+    """
+
+    def find_safe(
+        name: Any, registered_name: Any, module: Any, obj_type: str, *rest: Any, **options: Any
+    ) -> Any:
+        found = find(name, registered_name, module, obj_type, *rest, **options)
+        is_function = obj_type == "function" or isinstance(found, types.FunctionType)
+        is_kerass = str(module).partition(".")[0] in _KERAS
+        if is_function and is_kerass and not _OF_MODELS.fullmatch(module):
+            raise CheckpointError(
+                f"The model's file names {module}.{name} as a function that a layer calls. Keras "
+                "writes no such file, and loading it could run code that is hidden elsewhere. If "
+                "you trust it, load it with keras.saving.load_model(path, safe_mode=False)."
+            )
+        return found
+
+    return find_safe
 
 
 def _version() -> tuple[int, ...]:
