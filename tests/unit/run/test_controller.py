@@ -423,8 +423,8 @@ def test_a_void_part_that_comes_before_the_commit_leaves_what_counts(
     assert (run.controller.state.committed, run.controller.state.progress) == (1, 1)
 
 
-def void(rank: int) -> PartVoid:
-    return PartVoid(attempt=0, rank=rank, checkpoint=0, reason="'model' was written to")
+def void(rank: int, number: int = 0) -> PartVoid:
+    return PartVoid(attempt=0, rank=rank, checkpoint=number, reason="'model' was written to")
 
 
 @pytest.mark.parametrize(
@@ -508,6 +508,34 @@ def test_a_commit_under_way_is_taken_back_if_a_part_turns_out_to_be_void(
     assert run.committed == []
     assert run.manager.checkpoints == []
     assert lines(tmp_path, "Committed") == []
+
+
+@pytest.mark.parametrize("num_to_keep", [1, 2])
+def test_a_commit_is_taken_back_only_while_there_is_an_older_one_to_go_back_to(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_to_keep: int,
+) -> None:
+    kept = CheckpointConfig(num_to_keep=num_to_keep)
+    run = driver(tmp_path, monkeypatch, checkpoint_config=kept)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.stored(0, 0, model="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        run.staged(1, 1),
+        void(1, 1),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    # Retention has deleted checkpoint 0, or it hasn't.
+    is_last_left = num_to_keep == 1
+    assert [each.number for each in run.manager.checkpoints] == [1 if is_last_left else 0]
+    assert run.committed == [["model"]]
+    assert len(lines(tmp_path, "PartVoid")) == (0 if is_last_left else 1)
+    assert ("no older one to go back to" if is_last_left else "is left out") in caplog.text
+    assert any(number == 1 and 1 in ranks for number, ranks in run.group.of("acknowledge"))
 
 
 def test_a_rank_far_behind_rank_0_waits_for_nothing_that_is_forgotten(

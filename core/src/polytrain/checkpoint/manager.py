@@ -102,6 +102,9 @@ class CheckpointManager:
     _uneven: set[str] = field(default_factory=set)
     """Data sets that a warning has named because ranks reported different positions."""
 
+    _has_deleted: bool = False
+    """Whether retention has deleted a checkpoint."""
+
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
 
@@ -211,6 +214,15 @@ class CheckpointManager:
         directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
         since = itertools.takewhile(lambda each: each.number >= number, reversed(self.checkpoints))
         return any(manifest.directory == directory for manifest in since)
+
+    def is_last_left(self, number: int, attempt: int) -> bool:
+        """Return whether a checkpoint is committed, and retention has deleted all older ones."""
+        return (
+            self._has_deleted
+            and len(self.checkpoints) == 1
+            and self.checkpoints[0].directory
+            == directory_name(number, AttemptId(token=self.token, attempt=attempt))
+        )
 
     def drop(self, number: int, attempt: int) -> str | None:
         """Drop a checkpoint that can't be committed, or that was committed without all its files.
@@ -355,6 +367,7 @@ class CheckpointManager:
             waiting |= {each.directory for each in self.checkpoints[-2:]}
         old -= waiting
         self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
+        self._has_deleted = self._has_deleted or bool(old)
         for directory in old:
             self._stamps.pop(directory, None)
         return sorted(old)

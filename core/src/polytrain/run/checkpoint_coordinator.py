@@ -376,6 +376,16 @@ class CheckpointCoordinator:
         )
 
     def _void(self, part: PartVoid) -> Failed | None:
+        if self.manager.is_last_left(part.checkpoint, part.attempt):
+            logger.warning(
+                "Checkpoint %d of this run lacks files of rank %d: in its part, %s. The checkpoint "
+                "is kept: there is no older one to go back to.",
+                part.checkpoint,
+                part.rank,
+                part.reason,
+            )
+            self._acknowledge(part.attempt, part.checkpoint, (part.rank,))
+            return self._commit_complete(part.rank)
         self.journal.write(
             CheckpointDropped(
                 attempt=part.attempt,
