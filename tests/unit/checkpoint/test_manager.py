@@ -298,7 +298,7 @@ HOW = ["missing", "short", "changed", "torn"]
 def test_a_damaged_checkpoint_is_reported_and_deleted_after_the_next_commit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    one = Kept(tmp_path)
+    one = Kept(tmp_path, num_to_keep=3)
     first, second, third = (one.save(number, loss=number) for number in range(3))
     found = {info.path: spoil(info, how) for info in (second, third)}
     assert one.manager.start().path == first.path
@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_reported_and_deleted_after_the_next_commit(
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_another_driver_tells_of_what_is_damaged_and_cleans_it_up(
+def test_another_driver_tells_of_what_is_damaged_and_keeps_it_where_all_are_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     before = Kept(tmp_path)
@@ -327,8 +327,10 @@ def test_another_driver_tells_of_what_is_damaged_and_cleans_it_up(
     assert second.path in caplog.text
     assert wrong in caplog.text
     now.save(now.manager.next_number)
-    left = directories(now.store)
-    assert left == [*names(0), directory_name(now.manager.checkpoints[-1].number, attempt_id)]
+    new = directory_name(now.manager.checkpoints[-1].number, attempt_id)
+    assert directories(now.store) == sorted([*names(0, 1), new])
+    # Nothing of it is used.
+    assert [info.path for info in now.manager.best()][1:] == [first.path]
 
 
 def test_a_driver_goes_on_with_the_checkpoints_of_those_before(tmp_path: Path) -> None:

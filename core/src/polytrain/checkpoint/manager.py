@@ -457,7 +457,10 @@ class CheckpointManager:
         return with_validations(reported, self.validations)
 
     def _put_aside(self, directory: str, wrong: str) -> None:
-        self._damaged.append(directory)
+        """Leave a checkpoint out; it is deleted after the next commit, unless all are to be kept:
+        the user may have changed its files on purpose, or a storage may not show them all now."""
+        if self.config.num_to_keep is not None:
+            self._damaged.append(directory)
         self.store.warn_of_damage(directory, wrong)
 
     def _manifest(self, parts: dict[int, PartStored]) -> Manifest:
