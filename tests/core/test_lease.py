@@ -254,6 +254,29 @@ def test_a_driver_that_was_killed_on_another_machine_is_waited_for(
     assert "up to 0.5 s" in warning
 
 
+@pytest.mark.parametrize("location", ["directory"], indirect=True)
+def test_a_copy_of_a_run_belongs_to_no_driver_and_another_path_to_it_does(
+    location: Location,
+    storage: Storage,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = start(location, beat_every_s=0.02)
+    assert owner.ask("go") == "owner 1"
+    (tmp_path / "link").symlink_to(location.address)
+    same = Location.of(tmp_path / "link").open()
+    expected = f"in {same.root} is being worked on by process {owner.process.pid}"
+    with pytest.raises(RunOwnedError, match=expected), leased(same, same):
+        pass
+    copy = Location.of(tmp_path / "copy").open()
+    copy.write("leases/000001", storage.read("leases/000001"))
+    monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0.5)
+    with leased(copy, copy) as lease:
+        assert lease.token == 2
+    assert owner.ask("check") == "still owner"
+
+
 def test_a_driver_that_was_taken_for_dead_finds_out(
     location: Location, start: Start, storage: Storage, soon: None
 ) -> None:

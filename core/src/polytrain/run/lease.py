@@ -389,6 +389,7 @@ class _Watch:
         self.pause_s = 0.0
         """Seconds until the next check."""
 
+        self._root = root
         self._of = f"{subject} in {root}"
         self._remedy = remedy
         self._watched: tuple[int, int] | None = None
@@ -404,6 +405,9 @@ class _Watch:
         lives = owner.lives()
         if owner.released or lives is False:
             return True
+        if owner.root not in ("", self._root):
+            # This may be a copy of its run, or another path to it: then heartbeats come.
+            lives = None
         is_watched = self._watched is not None and self._watched[0] == token
         if lives or (is_watched and self._watched != (token, owner.beats)):
             raise RunOwnedError(f"{self._of} is being worked on by {owner}. {self._remedy}.")
