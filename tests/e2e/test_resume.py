@@ -89,6 +89,11 @@ def test_a_run_goes_on_at_its_newest_checkpoint(
     quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(quiet, at=5)
+    backup = Path(str(quiet.storage_path), "backup")
+    backup.hardlink_to(backup.with_name("sums") / "journal.jsonl")
+    with pytest.raises(TrainingFailedError, match=r"journal\.jsonl is also a file elsewhere"):
+        trainer(quiet).fit()
+    backup.unlink()
     # As another version of polytrain may choose it.
     monkeypatch.setattr(assignment, "_WINDOW_IN_MEMORY", 4)
     interrupt(quiet, at=11)

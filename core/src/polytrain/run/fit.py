@@ -215,13 +215,15 @@ def _followers(
 def _journal(run: Run, past: RunHistory, news: News) -> Iterator[Journal]:
     ranking = run.spec.run_config.checkpoint_config
     before = past.configuration
-    with Journal(
-        run.location.open(),
-        token=run.lease.token,
-        history=past,
-        news=news,
-        clock=run.lease.clock,
-    ) as journal:
+    with storage_needed(run.location):
+        opened = Journal(
+            run.location.open(),
+            token=run.lease.token,
+            history=past,
+            news=news,
+            clock=run.lease.clock,
+        )
+    with opened as journal:
         with storage_needed(run.location):
             journal.write(
                 Opened(
