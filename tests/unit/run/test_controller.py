@@ -538,6 +538,26 @@ def test_a_commit_is_taken_back_only_while_there_is_an_older_one_to_go_back_to(
     assert any(number == 1 and 1 in ranks for number, ranks in run.group.of("acknowledge"))
 
 
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_checkpoint_without_files_replaces_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, last: int
+) -> None:
+    kept = CheckpointConfig(num_to_keep=1)
+    run = driver(tmp_path, monkeypatch, world_size=1, checkpoint_config=kept)
+    files: list[dict[str, str]] = [{"model": "0"}, {}, {}, {"model": "3"}]
+    run.life = lambda order: [
+        *(
+            event
+            for number in range(last + 1)
+            for event in (run.staged(0, number), run.stored(0, number, **files[number]))
+        ),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [[["model"], [], []], [["model"]]][last - 2]
+    assert caplog.text.count("has no files. Write them before report()") == 1
+
+
 def test_a_rank_far_behind_rank_0_waits_for_nothing_that_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -628,7 +628,8 @@ def test_a_state_takes_no_place_of_a_reported_checkpoint(
         kept.append([each.step for each in run.manager.checkpoints])
         kept.append([each.step for each in run.manager.best()])
         assert len(run.manager.reported()) == 1
-        return [run.reported(0, 4), run.staged(0, 2), run.stored(0, 2, step=4), *run.all_done()]
+        newest = run.stored(0, 2, step=4, model="2")
+        return [run.reported(0, 4), run.staged(0, 2), newest, *run.all_done()]
 
     run.life = reports
     assert run.conclude().succeeded

@@ -353,8 +353,11 @@ class CheckpointManager:
     def superseded(self) -> list[str]:
         """Remove the checkpoints that retention doesn't keep, and return their directories.
 
-        The newest checkpoint must be known to be intact.
+        The newest checkpoint must be known to be intact. If it has no files, nothing can start from
+        it, and none is removed.
         """
+        if self.checkpoints and not self.checkpoints[-1].files:
+            return []
         # A run may have made many thousands of checkpoints; only the last may be unreported.
         last = self.checkpoints[-_LAST:-1]
         old = {each.directory for each in last if each.is_rescue}

@@ -64,6 +64,7 @@ class CheckpointCoordinator:
     _has_warned_of_score: bool = False
     _has_warned_of_lost_steps: bool = False
     _has_warned_of_files: bool = False
+    _has_warned_of_no_files: bool = False
     _highest_staged: int = -1
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part waits for rank 0's."""
@@ -298,6 +299,7 @@ class CheckpointCoordinator:
             self._check_score(manifest.directory, manifest.metrics)
         if is_new:
             self.observers.checkpoint_committed(self.run, info)
+        self._warn_of_no_files(manifest)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
         self._acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
         if manifest.attempt_id > AttemptId(token=1, attempt=0) and self._sweeps_are_cheap:
@@ -358,6 +360,17 @@ class CheckpointCoordinator:
             "rank's counts, give each a name of its own, for example with the rank in it.",
             part.rank,
             part.left_out[0],
+        )
+
+    def _warn_of_no_files(self, manifest: Manifest) -> None:
+        """Warn once if nothing can start from a checkpoint."""
+        if manifest.files or self._has_warned_of_no_files:
+            return
+        self._has_warned_of_no_files = True
+        logger.warning(
+            "The checkpoint %s has no files. Write them before report(), or report without a "
+            "checkpoint. Older checkpoints are kept until one with files is committed.",
+            manifest.directory,
         )
 
     def _warn_of_lost_steps(self, attempt: int, start: StartingPoint) -> None:
