@@ -30,6 +30,8 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.record.entries import FORMAT, Launched, LoadMeasured, Opened, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.lease import leased
@@ -554,7 +556,7 @@ def test_a_journal_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_checkpoints_are_compared_with_their_hashes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "work"
     work.mkdir()
@@ -567,6 +569,18 @@ def test_checkpoints_are_compared_with_their_hashes(
     printed = capsys.readouterr().out
     assert f"damaged  {newest.name}" in printed
     assert "2 intact, 1 damaged" in printed
+
+    damage = CheckpointStore.damage
+
+    def damage_meanwhile(store: CheckpointStore, manifest: Manifest) -> tuple[str, ...]:
+        """As if the run's driver deleted the damaged one while it is read."""
+        if manifest.directory == newest.name:
+            store.delete(newest.name)
+        return damage(store, manifest)
+
+    monkeypatch.setattr(CheckpointStore, "damage", damage_meanwhile)
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert "2 intact, 0 damaged" in capsys.readouterr().out
 
 
 def test_a_journal_of_which_a_report_is_lost(

@@ -577,12 +577,8 @@ def newest_intact(store: CheckpointStore, found: FoundCheckpoints) -> Manifest |
             newest = manifest
             break
         damaged[manifest.directory] = "; ".join(wrong)
-    if damaged:
-        # The run's driver may have deleted them meanwhile.
-        now = store.find(since_token=0)
-        there = {*now.damaged, *(each.directory for each in now.manifests)}
-        for directory in sorted(there.intersection(damaged)):
-            store.warn_of_damage(directory, damaged[directory])
+    for directory, what in store.still_there(damaged).items():
+        store.warn_of_damage(directory, what)
     return newest
 
 

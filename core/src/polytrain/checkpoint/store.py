@@ -315,6 +315,16 @@ class CheckpointStore:
             if digest != file.sha256
         )
 
+    def still_there(self, damaged: Mapping[str, str]) -> Mapping[str, str]:
+        """Return those of some damaged checkpoints that the run's driver hasn't deleted meanwhile.
+
+        Args:
+            damaged: directory of each → description of the damage.
+        """
+        # A checkpoint's manifest is the first to be deleted.
+        there = [name for name in sorted(damaged) if MANIFEST_NAME in self._sizes(name)]
+        return {name: damaged[name] for name in there}
+
     def warn_of_damage(self, directory: str, wrong: str) -> None:
         """Warn that a checkpoint is left out.
 

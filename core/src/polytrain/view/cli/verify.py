@@ -31,13 +31,12 @@ def command(run: str, as_json: bool) -> int:
     store = CheckpointStore(location=found.location)
     with readable(found.location):
         there = store.find(since_token=found.history.since_token)
-        wrong = dict(there.damaged)
-        for manifest in there.manifests:
-            if differences := store.damage(manifest):
-                wrong[manifest.directory] = "; ".join(differences)
+        read = {each.directory: "; ".join(store.damage(each)) for each in there.manifests}
+        differing = {directory: what for directory, what in read.items() if what}
+        wrong = store.still_there({**there.damaged, **differing})
     newest = found.history.newest_commit
     missing = [newest.checkpoint] if newest and there.lacks(newest.checkpoint) else []
-    intact = [each.directory for each in there.manifests if each.directory not in wrong]
+    intact = [directory for directory, what in read.items() if not what]
     if as_json:
         checkpoints = {"intact": intact, "damaged": wrong, "missing": missing}
         print_json("verify", {**checkpoints, "journal": str(journal) or None})

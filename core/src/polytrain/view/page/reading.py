@@ -33,7 +33,8 @@ def facts_of_run(run: PresentRun) -> Facts:
     Raises:
         OSError: the storage can't be read.
     """
-    found = CheckpointStore(location=run.location).find(since_token=run.history.since_token)
+    store = CheckpointStore(location=run.location)
+    found = store.find(since_token=run.history.since_token)
     source = Source(
         name=run.location.name,
         path=run.location.address,
@@ -42,4 +43,4 @@ def facts_of_run(run: PresentRun) -> Facts:
         read=time.time(),
         version=version("polytrain-core"),
     )
-    return facts_of(run.history, source, found.manifests, found.damaged)
+    return facts_of(run.history, source, found.manifests, store.still_there(found.damaged))
