@@ -478,6 +478,24 @@ def test_wandb_names_a_server_that_is_unreachable(
             tracker.open(run_in(tmp_path))
 
 
+def test_wandbs_server_is_the_one_where_the_user_has_logged_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    # As `wandb login --host` writes them.
+    (tmp_path / "settings").write_text("[default]\nbase_url = https://wandb.example.com\n")
+    [problem] = WandB().problems()
+    assert problem.what == "there is no key for https://wandb.example.com"
+    (tmp_path / "netrc").write_text("machine wandb.example.com login user password key\n")
+    assert list(WandB().problems()) == []
+    (tmp_path / "settings").write_text("base_url = https://wandb.example.com\n")
+    [problem] = WandB().problems()
+    assert problem.what == "there is no key for https://api.wandb.ai"
+
+
 @pytest.mark.parametrize(
     ("tracker", "environment", "wrong"),
     [
@@ -497,7 +515,8 @@ def test_wrong_options_are_named_before_anything_starts(
 ) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"NETRC": "/nowhere", **environment}.items():
+    nowhere = dict.fromkeys(("NETRC", "WANDB_CONFIG_DIR"), "/nowhere")
+    for name, value in {**nowhere, **environment}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidJobError) as caught:
         make_trainer("reference", lambda: None, run_config=RunConfig(observers=(tracker,)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import netrc
 import os
 import re
@@ -265,7 +267,14 @@ def _artifact_name(name: str) -> str:
 
 
 def _server() -> str:
-    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    """Return the server's address: the environment's, or where the user has logged in."""
+    if given := os.environ.get("WANDB_BASE_URL"):
+        return given
+    directory = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    settings = configparser.ConfigParser(interpolation=None)
+    with contextlib.suppress(configparser.Error, OSError, ValueError):  # wandb passes over it, too
+        settings.read(directory / "settings")
+    return settings.get("default", "base_url", fallback="") or "https://api.wandb.ai"
 
 
 def _require_server() -> None:
