@@ -19,7 +19,7 @@ from tests.listeners import free_ports
 import polytrain
 from polytrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, make_trainer
 from polytrain.trackers import Prometheus
-from polytrain_plugins import hookimpl
+from polytrain_plugins import RunInfo, hookimpl
 
 STEPS, SAVED, DIES_AT = 8, 4, 7
 
@@ -101,6 +101,26 @@ def test_the_port_of_prometheus_is_open_to_this_machine_alone() -> None:
     # An address of this machine that only a server on all addresses answers.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=30)
+
+
+def test_a_second_exporter_shows_each_run_once() -> None:
+    """As if each run of a program had its own, or a cell of a notebook was run again."""
+    registry = CollectorRegistry()
+    names = ["first", "second", "first"]
+    exporters = [Prometheus(registry) for _ in names]
+    for exporter, name in zip(exporters, names, strict=True):
+        exporter.polytrain_run_started(
+            RunInfo(name=name, backend="reference", num_workers=1, path="/a", cluster="here")
+        )
+    shown = [
+        (each.name, sample.labels["run"], sample.value)
+        for each in registry.collect()
+        for sample in each.samples
+    ]
+    assert shown == [("polytrain_running", "first", 1), ("polytrain_running", "second", 1)]
+    registry.unregister(exporters[-1])
+    Prometheus(registry)
+    assert len([each for each in registry.collect() if each.name == "polytrain_running"]) == 1
 
 
 def test_a_wrong_port_is_reported() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from polytrain.linux.clock import Clock
 from polytrain.output.observers import RecordFollower
@@ -64,7 +66,14 @@ class Prometheus(RecordFollower):
         registry = prometheus_client.REGISTRY if registry is None else registry
         if port is not None:
             prometheus_client.start_http_server(port, addr="127.0.0.1", registry=registry)
+        earlier = _EXPORTERS.get(registry)
+        if earlier is not None:
+            # Two exporters would give each figure of a run twice, and a server takes the first.
+            self._lock, self._runs, self._running = earlier._lock, earlier._runs, earlier._running
+            with contextlib.suppress(KeyError):  # the program has removed it
+                registry.unregister(earlier)
         registry.register(self)
+        _EXPORTERS[registry] = self
 
     @hookimpl
     def polytrain_run_started(self, run: RunInfo) -> None:
@@ -107,6 +116,10 @@ class Prometheus(RecordFollower):
     def _set_running(self, run: RunInfo, is_running: bool) -> None:
         with self._lock:
             self._running[run.name] = is_running
+
+
+_EXPORTERS: WeakKeyDictionary[Any, Prometheus] = WeakKeyDictionary()
+"""Registry → its newest exporter, which shows the runs of all."""
 
 
 def exposed(exporter: Prometheus, run: RunInfo, ledger: Ledger, clock: Clock) -> Take:
