@@ -128,6 +128,29 @@ def test_an_argument_that_no_hook_has_is_an_error_that_names_it() -> None:
         Observers([Curious()])
 
 
+class Equal(Diary):
+    """Has the name of every other, too."""
+
+    __name__ = "equal"
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]  # as of a dataclass that isn't frozen
+
+
+def test_each_of_several_equal_observers_is_told() -> None:
+    diaries = Equal(), Equal()
+    Observers(diaries).reported(RUN, REPORT)
+    assert [each.entries for each in diaries] == [[("reported", REPORT)]] * 2
+
+
+def test_an_observer_that_is_installed_and_passed_too_is_told_once() -> None:
+    diary = Diary()
+    Observers([diary, diary]).reported(RUN, REPORT)
+    assert diary.entries == [("reported", REPORT)]
+
+
 def test_runs_do_not_share_their_observers() -> None:
     mine, others = Diary(), Diary()
     first, _ = Observers([mine]), Observers([others])

@@ -61,14 +61,9 @@ class Observers:
         self._at_once = CallQueues(at_once=True)
         self._quick = {id(observer) for observer in at_once}
         self._stop = stop
-        # One manager for each run: concurrent runs don't share observers.
-        self._manager = pluggy.PluginManager(PROJECT)
-        self._manager.add_hookspecs(ObserverHooks)
-        self._observers = list(observers)
-        for observer in self._observers:
-            self._manager.register(observer)
-        # A hook with a misspelt name would otherwise never be called.
-        self._manager.check_pending()
+        # One that is installed may also be passed.
+        self._observers = list({id(each): each for each in observers}.values())
+        self._managers = [_manager_of(observer) for observer in self._observers]
 
     def run_started(self, run: RunInfo) -> None:
         self._tell("polytrain_run_started", run=run)
@@ -84,7 +79,7 @@ class Observers:
     @property
     def want_every_rank(self) -> bool:
         """Whether any of them wants the reports of ranks above 0."""
-        return bool(self._manager.hook.polytrain_rank_reported.get_hookimpls())
+        return any(self._implementations("polytrain_rank_reported"))
 
     def rank_reported(self, run: RunInfo, report: Report) -> None:
         self._tell("polytrain_rank_reported", run=run, report=report)
@@ -112,7 +107,7 @@ class Observers:
 
     def _tell(self, hook: str, **arguments: Any) -> None:
         # pluggy's own call would stop at the first exception, and skip the other observers.
-        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+        for implementation in self._implementations(hook):
             observer = implementation.plugin
             known = {**arguments, "stop": partial(self._stopped_by, observer)}
             wanted = {name: known[name] for name in implementation.argnames}
@@ -123,10 +118,24 @@ class Observers:
                 queues=self._at_once if id(observer) in self._quick else None,
             )
 
+    def _implementations(self, hook: str) -> Iterator[Any]:
+        for manager in self._managers:
+            yield from getattr(manager.hook, hook).get_hookimpls()
+
     def _stopped_by(self, observer: Any, reason: str = "") -> None:
         name = name_of(observer)
         why = f"{name}: {reason}" if reason else name
         self._stop(Stopped(by="observer", reason=why))
+
+
+def _manager_of(observer: Any) -> pluggy.PluginManager:
+    """Return a manager of this observer alone: one of several refuses equal objects."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(ObserverHooks)
+    manager.register(observer)
+    # A hook with a misspelt name would otherwise never be called.
+    manager.check_pending()
+    return manager
 
 
 def installed_observers() -> list[Any]:
