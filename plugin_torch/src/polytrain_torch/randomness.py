@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from polytrain_torch.checkpoints.safe_serialization import loaded
 from polytrain_torch.collectives.gathering import from_rank_0
+from polytrain_torch.private import tree_map
 
 
 def seed_everything(seed: int) -> None:
@@ -173,6 +174,49 @@ def seed_in(generators: Sequence[Any]) -> int | None:
         for generator in generators
     ]
     return seed_of(repr(states), octets=4) if states else None
+
+
+def generator_state(generator: Any) -> dict[str, Any]:
+    """Return the state of a generator of torch, NumPy or Python, as tensors and plain data."""
+    if isinstance(generator, torch.Generator):
+        state: Any = generator.get_state()
+    elif isinstance(generator, random.Random):
+        state = generator.getstate()
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
+    plain = tree_map(_as_tensor, state)
+    return {"kind": _kind_of(generator), "state": plain}
+
+
+def restore_generator(generator: Any, saved: dict[str, Any]) -> None:
+    """Restore what `generator_state` has returned, unless it is another kind of generator's."""
+    if saved["kind"] != _kind_of(generator):
+        return
+    if isinstance(generator, torch.Generator):
+        generator.set_state(saved["state"])
+    elif isinstance(generator, random.Random):
+        generator.setstate(saved["state"])
+    else:
+        whole = tree_map(_as_array, saved["state"])
+        if isinstance(generator, np.random.RandomState):
+            generator.set_state(whole)
+        else:
+            generator.bit_generator.state = whole
+
+
+def _kind_of(generator: Any) -> str:
+    # NumPy's generators differ by where their bits come from.
+    return type(getattr(generator, "bit_generator", generator)).__name__
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
 
 
 _FEW = 20

@@ -116,7 +116,8 @@ def samplers_in(sampler: Any) -> list[Any]:
     found: list[Any] = []
     while sampler is not None and not any(sampler is each for each in found):
         found.append(sampler)
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        inside = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inside is None else inside
     return found
 
 

@@ -1,7 +1,8 @@
 """Draws the rows of an epoch again after a restart, in the order that random numbers gave them.
 
 Accelerate seeds most orders by the epoch. But some, such as that of `group_by_length`, depend on
-the random numbers when the epoch began, which the trainer's files don't have.
+the random numbers when the epoch began, or on a generator of the sampler's own, as those of TRL's
+`GRPOTrainer`. The trainer's files have neither.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 from polytrain_plugins import Batches
-from polytrain_torch.randomness import random_state, restore_random_state
+from polytrain_torch.loaders.users_samplers import samplers_in
+from polytrain_torch.randomness import (
+    generator_state,
+    generators_of,
+    generators_within,
+    random_state,
+    restore_generator,
+    restore_random_state,
+)
 
 
 class EpochOrder(TrainerCallback):
@@ -50,9 +59,10 @@ class EpochOrder(TrainerCallback):
         is_within = not self._is_between_epochs()
         if resumed and is_within:
             restore_random_state(resumed["random"])
-        generator = getattr(train_dataloader, "synchronized_generator", None)
-        if resumed and generator is not None:
-            generator.set_state(resumed["order" if is_within else "next"])
+        if resumed:
+            saved = resumed["order" if is_within else "next"]
+            for generator, its in zip(_generators(train_dataloader), saved, strict=False):
+                restore_generator(generator, its)
         self._begun = None
         # A shard knows its order and its position itself.
         is_shard = isinstance(self._trainer.train_dataset, Batches)
@@ -60,9 +70,18 @@ class EpochOrder(TrainerCallback):
             self._begun = {"random": random_state(), "order": _state_of(train_dataloader)}
 
 
-def _state_of(loader: Any) -> Any:
-    generator = getattr(loader, "synchronized_generator", None)
-    return None if generator is None else generator.get_state()
+def _state_of(loader: Any) -> list[dict[str, Any]]:
+    return [*map(generator_state, _generators(loader))]
+
+
+def _generators(loader: Any) -> list[Any]:
+    """Return the generators, apart from the default ones, that draw the rows of an epoch."""
+    found = [each for one in samplers_in(loader) for each in generators_of(one)]
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, IterableDataset):
+        # A restart reads it from its beginning.
+        found += generators_within(dataset)
+    return found
 
 
 def draws_again(loader: Any) -> bool:
