@@ -632,15 +632,23 @@ def test_a_newest_checkpoint_that_is_gone_is_missed(
     assert main(["verify", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    piece: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fit(tmp_path, "run", polytrain.report, {"loss": 1.0})
-    logs = tmp_path / "run" / "logs"
-    logs.mkdir(exist_ok=True)
-    (logs / "rank_0.log").write_bytes(b"begin\r\n\r10%\r60%\r100%\nnext\n\r20%")
-    assert main(["logs", str(tmp_path / "run"), "--rank", "0"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
+    """A log may be too large to be read at once."""
+    monkeypatch.setattr("polytrain.view.cli.logs._PIECE", piece)
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    written = "begin\r\n\r10%\r60%\r100%\n20 \N{DEGREE SIGN}C\n".encode() + b"\xff\n\r20%\xe2"
+    (logs / "rank_0.log").write_bytes(written)
+    assert main(["logs", str(tmp_path), "--rank", "0"]) == 0
+    lines = ["begin", "100%", "20 \N{DEGREE SIGN}C", "\N{REPLACEMENT CHARACTER}"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "20%\N{REPLACEMENT CHARACTER}"]
 
 
 def test_logs_of_a_rank_are_those_of_all_drivers_in_object_storage(

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.output.echo import echo, has_colours, rank_line, write_line
+from polytrain.output.line_layout import LineBuffer
 from polytrain.view.cli.found import WholeNumber, active_check, named_run, readable, run_argument
 
 if TYPE_CHECKING:
+    from polytrain.storage.location import Location
     from polytrain.view.present import PresentRun
 
 _LOOK_EVERY_S = 0.5
+
+_PIECE = 1 << 20
+"""Bytes to read at a time."""
 
 
 @click.command("logs")
@@ -26,23 +35,19 @@ _LOOK_EVERY_S = 0.5
 def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""
     found = named_run(run)
-    seen = {path: 0 for path in logs_of(found, rank)}
+    tails: dict[str, _Tail] = {}
     is_coloured = has_colours(sys.stdout)
     is_active = active_check(found)
     while True:
         is_running = follow and is_active()
         for path in logs_of(found, rank):
-            with readable(found.location):
-                written = found.location.open().read(path)
+            tail = tails.setdefault(path, _Tail(found.location, path))
             prefix = "" if rank is not None else f"({_label(path)}) "
-            # A line that isn't finished yet is printed with its rest.
-            end = written.rfind(b"\n") + 1 if is_running else len(written)
-            for line in _lines(written[seen.get(path, 0) : end]):
+            for line in tail.lines(is_over=not is_running):
                 shown = rank_line(prefix, line, sys.stdout, is_coloured=is_coloured)
                 write_line(shown, sys.stdout)
-            seen[path] = end
         if not is_running:
-            if not any(seen.values()):
+            if not any(tail.read for tail in tails.values()):
                 who = "The ranks have" if rank is None else f"Rank {rank} has"
                 echo(f"{who} printed nothing.", err=True)
             return
@@ -73,14 +78,46 @@ def logs_of(run: PresentRun, rank: int | None) -> list[str]:
     )
 
 
-def _lines(written: bytes) -> list[str]:
-    """The lines of a log, as a terminal would have shown them: of a progress bar the last state."""
-    from polytrain.output.line_layout import LineBuffer
+class _Tail:
+    """A log from where it was last read on, as a terminal would have shown it."""
 
-    buffer = LineBuffer()
-    lines = buffer.feed(written.decode(errors="replace"))
-    rest = buffer.take_rest()
-    return [*lines, rest] if rest else lines
+    def __init__(self, location: Location, path: str) -> None:
+        self.read = 0
+        """Bytes that were read."""
+
+        self._location = location
+        self._path = path
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._buffer = LineBuffer()
+
+    def lines(self, *, is_over: bool) -> Iterator[str]:
+        """Yield the new lines; of a progress bar the last state.
+
+        Args:
+            is_over: whether a line that isn't finished will never be.
+        """
+        for piece in self._pieces():
+            yield from self._buffer.feed(self._decoder.decode(piece))
+        if is_over:
+            yield from self._buffer.feed(self._decoder.decode(b"", final=True))
+            if rest := self._buffer.take_rest():
+                yield rest
+
+    def _pieces(self) -> Iterator[bytes]:
+        with readable(self._location):
+            file = self._opened()
+        with file:
+            file.seek(self.read)
+            while piece := file.read(_PIECE):
+                self.read += len(piece)
+                yield piece
+
+    def _opened(self) -> io.BufferedIOBase:
+        from polytrain.storage.beneath import Beneath
+
+        if self._location.is_local:
+            return Beneath(Path(self._location.address)).reading(self._path)
+        return io.BytesIO(self._location.open().read(self._path))
 
 
 def _label(path: str) -> str:
