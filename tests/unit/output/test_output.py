@@ -351,6 +351,15 @@ def test_what_waits_for_the_logs_storage_is_bounded(
     assert kept == 32 * megabyte
 
 
+def test_a_long_last_line_is_cut_and_the_log_has_all_of_it(tmp_path: Path) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30, show="none") as output:
+        output.write(wrote("x" * 90_000 + "\n", rank=0))
+        [last] = output.last_lines(lost(0))
+    assert len(last) == 2000
+    assert last.endswith("x…")
+    assert (tmp_path / "logs" / "rank_0.log").stat().st_size == 90_001
+
+
 def test_the_last_lines_of_a_rank_are_those_before_its_peers_were_lost(tmp_path: Path) -> None:
     with WorkerOutput(tmp_path / "logs", retry_s=30, show="none") as output:
         output.write(wrote("".join(f"line {number}\n" for number in range(20)), rank=1))

@@ -25,11 +25,14 @@ from polytrain.output.rank_log import RankLog
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth
 from polytrain.storage.location import Location
+from polytrain.text.described import shortened
 
 LOGS = "logs"
 """The directory of logs in a run's storage."""
 
 _LAST_LINES = 10
+_LONGEST_LAST = 2000
+"""Characters of each of them: they stand in errors, and the log has all."""
 
 _OPEN_LOGS = 128
 """Logs that are open at once. Thousands of ranks may write, and a process may often open no more
@@ -192,7 +195,7 @@ class WorkerOutput:
         # A validation (rank None) isn't a peer of the lost process: don't mute it.
         is_muted = self.muted and rank is not None
         if not is_muted:
-            self._last[rank].append(without_colours(line))
+            self._last[rank].append(shortened(without_colours(line), _LONGEST_LAST))
         # A program without a terminal may have neither stream.
         if target is None or self._is_hidden(rank) or is_muted:
             return
