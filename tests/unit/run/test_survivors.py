@@ -276,8 +276,30 @@ def test_a_rank_that_hangs_is_asked_last() -> None:
         run.survivors.take(StateUnwritten(attempt=0, rank=rank, reason="in a step"))
         order.append(run.last()[1])
     assert order == [(0,), (2,), (1,)]
-    # A process that NCCL ends for a lost peer would count as the cause.
-    assert not run.last()[0].kills
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_gone", "kills"),
+    [
+        (FailureKind.NODE_LOST, False, True),
+        (FailureKind.HANG, False, False),
+        (FailureKind.USER_ERROR, False, False),
+        (FailureKind.CONNECTION_LOST, False, False),
+        (FailureKind.CONNECTION_LOST, True, True),
+    ],
+)
+def test_only_after_a_loss_is_a_survivor_killed_before_its_peers(
+    kind: FailureKind, is_gone: bool, kills: bool
+) -> None:
+    """A process that NCCL ends for a lost peer would count as the cause."""
+    run = Run()
+    run.keep()
+    run.lose(kind)
+    if is_gone:
+        run.survivors.gone(1)
+    for rank in range(3):
+        run.survivors.take(read(rank, 7))
+    assert run.last()[0].kills is kills
 
 
 def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(

@@ -135,6 +135,9 @@ class Survivors:
     _hung: frozenset[int | None] = frozenset()
     """The ranks whose hang has ended the attempt."""
 
+    _is_loss: bool = True
+    """Whether a loss has ended the attempt, or a stop: then no end of a process counts."""
+
     _refused: dict[int, str] = field(default_factory=dict)
     _why_unanswered: str = ""
     """Why no survivor has written a state, though some were asked; empty if one has."""
@@ -173,7 +176,7 @@ class Survivors:
         self._wait_until(None)
         self._written, self._why_unanswered = None, ""
         self._sacrificed = self._asked = None
-        self._hung = frozenset()
+        self._hung, self._is_loss = frozenset(), True
         for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
         self.copies = RankCopies(self.group, attempt=attempt, sends=Sends(world_size))
@@ -202,6 +205,7 @@ class Survivors:
         self._hung = frozenset(
             failure.rank for failure in ending.failures if failure.kind is FailureKind.HANG
         )
+        self._is_loss = any(failure.kind.is_loss for failure in ending.failures)
         self.group.call(ReadKept(attempt=self._attempt))
         for rank in ending.lost_agents:
             self.lost(rank)
@@ -226,6 +230,8 @@ class Survivors:
 
     def gone(self, rank: int) -> None:
         """Note that a rank's process is gone."""
+        # Its peers may notice that first, and their errors have ended the attempt.
+        self._is_loss = self._is_loss or self._is_asking
         if self._is_asking and rank == self._sacrificed:
             self._wait_until(time.monotonic() + _LIMIT_S)
             self.group.call(ReadKept(attempt=self._attempt))
@@ -377,7 +383,7 @@ class Survivors:
             kept={rank: read.states for rank, read in self._kept.items()},
             settles_s=max(0.0, (self._settle_until - now) * 0.9),
             limit_s=max(0.0, (until - now) * 0.9),
-            kills=not self._hung,
+            kills=self._is_loss,
         )
         self._asked = self._left.pop(0)
         self.group.call(call, (self._asked,))
