@@ -359,7 +359,7 @@ def test_what_the_code_does_ends_the_run_and_what_comes_from_outside_does_not(fa
     assert policy_of(max_failures=1).decide(further).restart
 
 
-@pytest.mark.parametrize("how", ["killed by SIGKILL", "killed by SIGTERM"])
+@pytest.mark.parametrize("how", ["killed by SIGKILL", "killed by SIGTERM", "exited with code 143"])
 def test_what_comes_from_outside_may_come_again(how: str) -> None:
     attempts = [attempt_of(ended(how), raised(GLOO.format(port), rank=1)) for port in (1, 2)]
     assert policy_of(max_failures=-1).decide(attempts).restart

@@ -296,6 +296,9 @@ def test_an_agent_that_is_lost_with_a_node_that_was_to_go_is_free() -> None:
     [
         (2, "killed by SIGTERM", FailureKind.PREEMPTED),
         (2, "its zygote died", FailureKind.PREEMPTED),
+        # It has handled SIGTERM.
+        (2, "exited with code 143", FailureKind.PREEMPTED),
+        (2, "exited with code 1", FailureKind.WORKER_LOST),
         (2, "killed by SIGSEGV", FailureKind.WORKER_LOST),
         (0, "killed by SIGTERM", FailureKind.WORKER_LOST),
     ],

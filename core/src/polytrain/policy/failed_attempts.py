@@ -65,8 +65,9 @@ AFTER_WAIT = ", also after a wait"
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 """A line of a traceback that names a place in the code."""
 
-_CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
-"""Exits that a process causes itself, unlike SIGKILL and SIGTERM."""
+_CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code (?!143\b)")
+"""Exits that a process causes itself, unlike SIGKILL and SIGTERM. By custom, a process that handles
+SIGTERM exits with code 143."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
