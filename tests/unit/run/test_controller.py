@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,14 +24,16 @@ from polytrain.events.attempt import (
     Diverged,
     Done,
     Drained,
+    DrainWanted,
     Exited,
     Failed,
     Joined,
     Load,
     Started,
+    move_wanted,
     stop_wanted,
 )
-from polytrain.events.notices import Rollback
+from polytrain.events.notices import LeavingNode, Rollback
 from polytrain.events.output import Output
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
@@ -252,25 +255,45 @@ def test_starts_that_fail_again_wait_longer_each_time(
     ]
 
 
+def in_the_first_pause(
+    monkeypatch: pytest.MonkeyPatch, began: list[float], event: DrainWanted
+) -> None:
+    """Let an event come between the second failed start and the third."""
+    wait = FakeGroup.wait
+    left = [event]
+
+    def comes_in_the_pause(group: FakeGroup, handle: Handler, timeout: float | None) -> None:
+        if len(began) == 2 and timeout and left:
+            group.pending.append(left.pop())
+            timeout = 0.0
+        wait(group, handle, timeout)
+
+    monkeypatch.setattr(FakeGroup, "wait", comes_in_the_pause)
+
+
 def test_a_stop_ends_a_pause_between_two_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = driver(tmp_path, monkeypatch, max_failures=-1)
     began: list[float] = []
     run.life = failing_starts(run, began)
-    wait = FakeGroup.wait
-
-    def stopped_in_the_pause(group: FakeGroup, handle: Handler, timeout: float | None) -> None:
-        if len(began) == 2 and timeout:
-            stopped = Stopped(by="signal", reason="SIGINT")
-            group.pending.append(stop_wanted(stopped))
-            timeout = 0.0
-        wait(group, handle, timeout)
-
-    monkeypatch.setattr(FakeGroup, "wait", stopped_in_the_pause)
+    in_the_first_pause(monkeypatch, began, stop_wanted(Stopped(by="signal", reason="SIGINT")))
     conclusion = run.conclude()
     assert conclusion.stopped is not None
     assert (began, run.group.now) == ([0, 0], BEGAN)
+
+
+def test_workers_are_placed_on_no_node_that_is_announced_to_go_during_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=-1)
+    began: list[float] = []
+    run.life = failing_starts(run, began)
+    leaving = move_wanted({"node-7": LeavingNode(address="10.77.0.7")})
+    in_the_first_pause(monkeypatch, began, leaving)
+    assert not run.conclude().succeeded
+    avoided = [avoid for avoid, _ in run.group.of("place")]
+    assert avoided == [{}, *[{"node-7": math.inf}] * 3]
 
 
 def test_a_lost_agent_keeps_no_checkpoint_from_being_committed(

@@ -7,6 +7,7 @@ It blocks on one mailbox. There arrive the events of agents, and those of the dr
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -403,7 +404,9 @@ class Controller:
                 assert_never(action)
 
     def _place(self) -> None:
-        self.group.place(avoid=self._acquired.avoid, without=self._acquired.without)
+        # Nodes may have been announced to leave during a pause.
+        leaving = dict.fromkeys(self.state.leaving_nodes, math.inf)
+        self.group.place(avoid={**self._acquired.avoid, **leaving}, without=self._acquired.without)
 
     def _announce_drain(self) -> None:
         drain = self.state.drain
