@@ -28,6 +28,8 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.notices import LeavingNode, PreemptionInfo
+from polytrain.record.entries import DrainRequested, Transitioned
+from polytrain.run.machine import step
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
@@ -39,6 +41,7 @@ from polytrain.run.states import (
     Leaving,
     Placing,
     Training,
+    entries_of,
 )
 from polytrain.workers.agents.calls import DrainAttempt, Kill
 from polytrain_plugins import Stopped
@@ -501,6 +504,22 @@ def test_a_node_that_is_to_go_is_named_and_so_are_several() -> None:
     assert play.reason == (
         "the nodes 10.77.0.8, 10.77.0.9 are about to be taken away; no worker of this run is there"
     )
+
+
+def test_only_an_attempt_that_is_to_end_is_recorded_as_one() -> None:
+    """An autoscaler takes idle nodes away all the time."""
+    play = Play(4).launched().training().tell(MOVE, drained(), *killed(4)).launched().training()
+    known = entries_of(MOVE, step(play.state, MOVE))
+    elsewhere = wanted(Purpose.MOVE, "node-7")
+    for state in (play.state, play.tell(RESIZE).state):
+        idle = entries_of(elsewhere, step(state, elsewhere))
+        assert [type(each) for each in idle] == [Transitioned]
+    assert [type(each) for each in known] == [Transitioned]
+    here = wanted(Purpose.MOVE, "node-0")
+    for event in (here, STOP, SIGNAL):
+        assert [type(each) for each in entries_of(event, step(play.state, event))] == [
+            DrainRequested
+        ]
 
 
 def test_ranks_learn_which_of_them_go_and_when_the_first_does() -> None:

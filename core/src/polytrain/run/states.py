@@ -294,6 +294,7 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
         )
     if not transition.reason:
         return
+    drain = transition.state.drain
     its: dict[str, Any] = {
         "cause": "Begun" if event is None else type(event).__name__,
         "phase": type(transition.state.phase).__name__,
@@ -308,6 +309,9 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
         # These have an entry of their own besides.
         case Diverged():
             yield Transitioned(**{**its, "cause": "Failed"})
+        case DrainWanted(nodes=nodes) if drain is None or not nodes <= drain.nodes:
+            # The run stays: it has no worker there, or no others can hold its workers.
+            yield Transitioned(**{**its, "cause": "NodesLeave"})
         case DrainWanted() | ConditionMet():
             yield DrainRequested(**{**its, "cause": "DrainWanted"})
         case Done(rank=0) | Drained(rank=0):
