@@ -217,10 +217,13 @@ def test_only_a_signal_hurries_ranks_whatever_they_were_told_before(
 
 def test_a_resize_that_becomes_a_move_is_both() -> None:
     replaced = wanted(Purpose.MOVE, "node-0", ranks=frozenset({3}))
-    play = Play(4).launched().training().tell(RESIZE, MOVE, replaced, drained(), *killed(4))
-    assert play.latest[-1] == AcquireWorkers(
+    play = Play(4).launched().training().tell(RESIZE, MOVE, replaced, RESIZE, drained())
+    ended, place = play.tell(*killed(4)).latest
+    assert place == AcquireWorkers(
         avoid={"node-0": math.inf, "node-1": math.inf}, without=frozenset({3})
     )
+    # Where the workers leave nodes, these are named.
+    assert ended == EndAttempt(attempt=0, reason=MOVE.reason, root=None)
 
 
 @ALL

@@ -266,8 +266,9 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     if before is not None and stops and before.purpose is Purpose.STOP:
         return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:
+        names_nodes = bool(event.nodes) and before.purpose is not Purpose.STOP
         event = replace(
-            before,
+            event if names_nodes else before,
             ranks=before.ranks | event.ranks,
             nodes=before.nodes | event.nodes,
             deadline_ms=earliest([before.deadline_ms, event.deadline_ms]),
