@@ -330,6 +330,30 @@ def test_a_part_that_waits_for_rank_0_ends_with_it(
     assert run.group.of("store_rest") == [(1, 0, first), (1, 1, None)]
 
 
+def test_a_late_end_of_an_earlier_attempt_is_not_that_of_the_same_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent didn't answer, was given up, and goes on after all."""
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt == 0:
+            run.group.alive.discard(0)
+            return [AgentLost(rank=0, reason="its agent hasn't answered")]
+        late = [
+            Done(attempt=0, rank=0),
+            Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=True),
+        ]
+        staged = [run.staged(1, 0), run.staged(0, 0)]
+        stored = [run.stored(0, 0, of_0="0"), run.stored(1, 0, of_1="1")]
+        return [*late, *staged, *stored, *run.all_done()]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.group.of("store_rest") == [(1, 0, ["of_0"])]
+    assert run.committed == [["of_0", "of_1"]]
+
+
 NO_FIT: dict[str, Callable[[Driver], Sequence[AgentEvent]]] = {
     "rank 1 reported 'of_1' for checkpoint 0 only after the run had committed checkpoint 1": (
         lambda run: [run.staged(1, 0), run.stored(1, 0, of_1="1")]
@@ -629,6 +653,33 @@ def test_a_driver_without_its_lease_commits_nothing_and_ends_at_once(
     assert [failure.kind for failure in conclusion.failures] == [FailureKind.LEASE_LOST]
     assert run.group.of("launch") == [(0, 0)]
     assert run.committed == []
+
+
+@pytest.mark.parametrize("method", ["_end", "place"])
+def test_a_driver_that_loses_its_lease_between_attempts_waits_for_no_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """It would hold what the other driver waits for. A machine that was suspended loses both."""
+    run = driver(tmp_path, monkeypatch, max_failures=-1)
+    before = getattr(FakeGroup, method)
+
+    def take_over(group: FakeGroup, *arguments: Any, **options: Any) -> None:
+        if method == "_end" or group.order is None:
+            before(group, *arguments, **options)
+        if group.order is not None:
+            run.lease.lost = RunOwnedError("The run was taken over by process 7.")
+            run.lease.when_lost()
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        run.group.alive.discard(1)
+        return [AgentLost(rank=1, reason="its node is gone")]
+
+    monkeypatch.setattr(FakeGroup, method, take_over)
+    run.life = life
+    conclusion = run.conclude()
+    assert conclusion.reason == "this driver has lost its lease on the run"
+    assert conclusion.failures[0].kind is FailureKind.LEASE_LOST
+    assert len(run.group.of("place")) == 1
 
 
 def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, Committed, PartVoid
+from polytrain.errors import RunOwnedError
 from polytrain.events.attempt import (
     AgentLost,
     Diverged,
@@ -45,7 +46,7 @@ from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import CodeContent, RunConcluded
 from polytrain.record.journal import Journal
-from polytrain.run.attempts import end, launch
+from polytrain.run.attempts import end, launch, without_lease
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.config_changes import ConfigChanges
@@ -64,6 +65,7 @@ from polytrain.run.states import (
     Conclude,
     Concluded,
     EndAttempt,
+    Ending,
     Gathering,
     Launch,
     Placing,
@@ -214,6 +216,9 @@ class Controller:
             # Validations may be left, for which the run would wait.
             self.validation_results.stopped = event.stopped or self.validation_results.stopped
             return
+        if isinstance(event, Exited | Done) and event.attempt != self.state.attempt:
+            # Its agent was given up. A rank of this attempt has the same number.
+            return
         if isinstance(event, Joined | Done):
             self.health_monitor.take(event)
         if isinstance(event, Exited | AgentLost):
@@ -230,8 +235,7 @@ class Controller:
                 # What follows is decided with it.
                 self.commit_left_state()
         if isinstance(event, Done):
-            if event.attempt == self.state.attempt:
-                self.publisher.done(event)
+            self.publisher.done(event)
             self._fail_if(self.checkpoints.done(event.rank))
         self.happen(event)
         if isinstance(event, AgentLost):
@@ -250,11 +254,8 @@ class Controller:
                 if failure is not None and isinstance(self.state.phase, Gathering | Training):
                     self.happen(Failed(attempt=self.state.attempt, failure=failure))
             case LeaseLost():
-                # Between two attempts, it ends the next one.
-                if self.lease.lost is not None and isinstance(
-                    self.state.phase, Gathering | Training
-                ):
-                    self.happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
+                if self.lease.lost is not None:
+                    self._end_without_lease(self.lease.lost)
             case StacksWanted(request=request):
                 state = self.state
                 if not isinstance(state.phase, Concluded):
@@ -267,6 +268,18 @@ class Controller:
                 pass  # The next wait raises the exception.
             case _:
                 assert_never(event)
+
+    def _end_without_lease(self, lost: RunOwnedError) -> None:
+        """End the run, unless its training is done. Its workers are for the driver that has it."""
+        if isinstance(self.state.phase, Gathering | Training | Ending):
+            self.happen(lease_lost(lost, attempt=self.state.attempt))
+        elif isinstance(self.state.phase, Placing):
+            self._end_as(without_lease(lost, self.state.attempt))
+
+    def _end_as(self, conclusion: Conclude) -> None:
+        """End the run between two attempts."""
+        self.state = replace(self.state, phase=Concluded(succeeded=False))
+        self._conclusion = conclusion
 
     def _take_deadline(self, deadline: Deadline) -> None:
         match deadline:
@@ -381,8 +394,7 @@ class Controller:
             case Launch(attempt=attempt):
                 conclusion = launch(self, attempt)
                 if conclusion is not None:
-                    self.state = replace(self.state, phase=Concluded(succeeded=False))
-                    self._conclusion = conclusion
+                    self._end_as(conclusion)
             case SendRoster() | Leave():
                 self.group.call(action)
             case DrainAttempt():
