@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.text.described import numbered
+from polytrain.text.secret_names import without_credentials_in
 from polytrain_plugins import Problem
 
 _OURS = str(Path(__file__).parents[1])
@@ -29,6 +30,9 @@ _LONGEST = 300
 
 class DataError(Exception):
     """Something is wrong with a data set. Its cause travels with it to other processes."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*map(without_credentials_in, texts))
 
     def __reduce__(self) -> tuple[Any, ...]:
         cause = self.__cause__
@@ -45,8 +49,7 @@ class SourceError(DataError):
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)
-        self.what = what
-        self.remedy = remedy
+        self.what, self.remedy = self.args
 
     def __str__(self) -> str:
         return f"{self.what}. {self.remedy}"

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 import polytrain
-from polytrain import InvalidJobError, RunConfig, ScalingConfig, ValidationConfig, make_trainer
+from polytrain import (
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    ValidationConfig,
+    make_trainer,
+)
 from polytrain.config.runtime_env import runtime_env_problems
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.record.configuration import (
@@ -162,13 +169,36 @@ def test_a_secret_for_one_validation_is_refused() -> None:
     assert KEY not in str(caught.value)
 
 
+def lose_the_database() -> None:
+    try:
+        raise OSError(f"no answer from postgres://me:{KEY}@host/db")
+    except OSError as error:
+        raise RuntimeError(f"https://host/table?sig={KEY} can't be read") from error
+
+
 def test_messages_repeat_no_secret(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = MLflow(f"http://me:{KEY}@host")
     assert repr(tracker).startswith("MLflow(uri='http://…@host', experiment=None")
     (problem,) = runtime_env_problems({"env_vars": {"HF_TOKEN": KEY.encode()}}, is_inline=False)
     assert KEY not in str(problem)
+    for given in (
+        {"datasets": {"train": f"nowhere://me:{KEY}@host/x.csv"}},
+        {"restore_from": f"s3://me:{KEY}@bucket/checkpoint"},
+    ):
+        with pytest.raises(InvalidJobError, match=r"://…@") as caught:
+            make_trainer("reference", note, **given).fit()
+        assert KEY not in str(caught.value)
+    storage = RunConfig(name="run", storage_path=tmp_path, progress=False)
+    inline = ScalingConfig(num_workers=0)
+    lost = make_trainer("reference", lose_the_database, scaling_config=inline, run_config=storage)
+    with pytest.raises(TrainingFailedError, match=r"table\?sig=… can't be read") as failed:
+        lost.fit()
+    assert "postgres://…@host/db" in failed.value.failures[0].traceback
+    assert KEY.encode() not in everything_in(tmp_path) + str(failed.value).encode()
+    for place in (f"s3://me:{KEY}@bucket/run", f"https://me:{KEY}@host/run"):
+        assert main(["show", place]) == 1
     assert main(["run", "json:dumps", f"--hf-token={KEY}"]) == 2
     assert main(["run", "job.toml", "--set", f"a.api_key={KEY}"]) == 2
     assert KEY not in "".join(capsys.readouterr())

@@ -10,7 +10,7 @@ import pytest
 from polytrain import trackers
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
-from polytrain.text.secret_names import is_secret
+from polytrain.text.secret_names import is_secret, without_credentials_in
 from polytrain_plugins import backend_names, load_backend
 
 
@@ -95,3 +95,17 @@ def _options() -> list[str]:
 
 def test_no_option_of_a_run_is_taken_for_a_secret() -> None:
     assert not [name for name in _options() if is_secret(name)]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("'https://me:K@host/x.csv' has no rows.", "'https://…@host/x.csv' has no rows."),
+        ("of s3://me:K@a/b and ftp://me:K@c, twice", "of s3://…@a/b and ftp://…@c, twice"),
+        ("(abfs://c@a/x?sv=1&sig=K): gone", "(abfs://c@a/x?sv=1&sig=… gone"),
+        ("tcp://10.0.0.1:29500 and me@host: refused", "tcp://10.0.0.1:29500 and me@host: refused"),
+    ],
+)
+def test_an_address_in_a_text_is_shown_without_its_password(text: str, shown: str) -> None:
+    assert without_credentials_in(text) == shown
+    assert without_credentials_in(shown) == shown

@@ -45,7 +45,7 @@ class Checkpoint(ShortRepr):
         expect_path(path)
         if not Path(path).is_dir():
             raise CheckpointError(
-                f"No directory {str(path)!r} to make a checkpoint from. "
+                f"No directory {without_credentials(str(path))!r} to make a checkpoint from. "
                 "Write the files into a directory first, then pass its path."
             )
         return cls(str(path))

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+from polytrain.text.secret_names import without_credentials_in
+
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
@@ -213,9 +215,8 @@ def retry(
                 remedy = " Make room there meanwhile." * is_full(error)
                 remedy += " Restore the access meanwhile." * has_lost
                 logger.warning(
-                    "%s: %s. Trying again for up to %g s.%s",
-                    what,
-                    str(error).rstrip("."),
+                    "%s. Trying again for up to %g s.%s",
+                    without_credentials_in(f"{what}: {error}").rstrip("."),
                     patience_s,
                     remedy,
                 )

@@ -105,6 +105,9 @@ def is_secret(name: str) -> bool:
 
 ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]+")
+"""An address in a text. Without a bound, a search in a long word would take quadratic time."""
+
 
 def holds_credentials(location: str) -> bool:
     """Return whether an address contains a password, which would end up in logs."""
@@ -120,6 +123,11 @@ def without_credentials(location: str, mark: str = "…") -> str:
     end = _end_of_password(rest)
     shown = "&".join(_without_secret(option, mark) for option in options.split("&"))
     return f"{found['scheme']}://{mark if end else ''}{rest[end:]}{question}{shown}"
+
+
+def without_credentials_in(text: str) -> str:
+    """Return a text for display, with `…` in place of passwords and secrets in its addresses."""
+    return _IN_TEXT.sub(lambda found: without_credentials(found[0]), text)
 
 
 def _without_secret(option: str, mark: str) -> str:

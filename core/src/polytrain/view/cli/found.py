@@ -63,6 +63,7 @@ def readable(location: Location, *others: type[Exception]) -> Iterator[None]:
     Raises:
         click.ClickException: it can't be read.
     """
+    from polytrain.text.secret_names import without_credentials
     from polytrain_plugins import PolytrainError
 
     wrong: tuple[type[Exception], ...] = (OSError, PolytrainError, *others)
@@ -71,7 +72,8 @@ def readable(location: Location, *others: type[Exception]) -> Iterator[None]:
     except wrong as error:
         text = str(error).removeprefix(f"{location.address!r}: ")
         says_so = f"{location.address!r} can't be read" in text
-        shown = text if says_so else f"{location.address} can't be read: {text}"
+        where = without_credentials(location.address)
+        shown = text if says_so else f"{where} can't be read: {text}"
         raise click.ClickException(shown) from error
 
 

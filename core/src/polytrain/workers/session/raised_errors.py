@@ -10,6 +10,7 @@ from types import TracebackType
 from polytrain.data_errors import DataError
 from polytrain.errors import BadDataError, CheckpointError, FailureKind, ReplicasDifferError
 from polytrain.storage.calls import is_unwritable
+from polytrain.text.secret_names import without_credentials_in
 from polytrain.workers.processes.channel import Message
 
 _PROCESSES = ("polytrain.workers.session.worker_process", "polytrain.validation.validator")
@@ -44,7 +45,8 @@ def raised_message(
         )
     )
     kind = _kind_of(error, connection_lost=connection_lost)
-    return ["raised", _summary(error), text, pickled, kind.value]
+    shown = map(without_credentials_in, (_summary(error), text))
+    return ["raised", *shown, pickled, kind.value]
 
 
 def _summary(error: BaseException) -> str:
