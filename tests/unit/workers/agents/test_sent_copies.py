@@ -307,6 +307,15 @@ def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:
         pair.host.kept.take(late)
 
 
+def test_an_earlier_attempt_that_is_loaded_late_ends_no_copies(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 1))
+    pair.launch(ATTEMPT.attempt - 1)
+    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 2, 1, {}), partial(pair.make, 2))
+    assert [(each.attempt, each.number) for each in pair.events] == [(0, 1), (0, 2)]
+    assert pair.numbers() == [1, 2]
+
+
 @pytest.mark.parametrize("file", [None, *CONTENT])
 def test_a_damaged_copy_is_refused(tmp_path: Path, file: str | None) -> None:
     pair = Pair(tmp_path)

@@ -129,6 +129,9 @@ class SentCopies:
             attempt: the attempt that starts.
             scratch: the run's directory on the node.
         """
+        if attempt < self._attempt:
+            # It was killed while it was loaded: the next one has started meanwhile.
+            return
         self.stop()
         old = list(self.there.values())
         self.there.clear()
