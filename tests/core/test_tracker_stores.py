@@ -245,12 +245,14 @@ def test_mlflow_shows_the_hyperparameters_and_the_source(tmp_path: Path) -> None
     many = {f"layer.{number}": number for number in range(150)}
     sink.describe(description(**{"lr": 0.5, "<b>": "x|y", "long": "x" * 10_000, **many}))
     resumed = MLflow(uri).open(run_in(tmp_path, sink.run_id))
-    resumed.describe(description(lr=0.25, epochs=3))
+    others = {name: -number for name, number in many.items()}
+    resumed.describe(description(**{"lr": 0.25, "epochs": 3, **others}))
     data = MlflowClient(uri).get_run(sink.run_id).data
     assert len(data.params) == 154
     assert (data.params["lr"], data.params["epochs"]) == ("0.5", "3")
     assert data.params["long"].endswith("x…")
     assert data.tags["polytrain.resumed_with.lr"] == "0.25"
+    assert data.tags["polytrain.resumed_with.layer.149"] == "-149"
     assert data.tags["mlflow.source.name"] == "/code/train.py"
     assert data.tags["mlflow.source.git.commit"] == "0123456789abcdef"
     assert data.tags["polytrain.command"] == "python train.py --lr 0.1"

@@ -23,11 +23,6 @@ from polytrain_plugins import Problem
 from polytrain_plugins.installed import install_command
 
 _KEY = "polytrain.key"
-_AT_ONCE = 1000
-"""Maximum metrics of one call of MLflow."""
-
-_PARAMS_AT_ONCE = 100
-
 _NAME_LENGTH = 250
 _VALUE_LENGTH = 5000
 _SQLITE = "sqlite:///"
@@ -135,8 +130,7 @@ class MLflowRun:
         }
         there = self._client.get_run(self.run_id).data.params
         new = [self._param(name, value) for name, value in params.items() if name not in there]
-        for start in range(0, len(new), _PARAMS_AT_ONCE):
-            self._client.log_batch(self.run_id, params=new[start : start + _PARAMS_AT_ONCE])
+        self._client.log_batch(self.run_id, params=new)
         # MLflow can't change a parameter, but a resumed run may have another one.
         changed = {
             metric_name(f"polytrain.resumed_with.{name}"): value
@@ -155,8 +149,7 @@ class MLflowRun:
             for row in rows
             for name, value in numbers(row.metrics).items()
         ]
-        for start in range(0, len(metrics), _AT_ONCE):
-            self._client.log_batch(self.run_id, metrics=metrics[start : start + _AT_ONCE])
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def rewind(self, step: int) -> None:
         """Never called: metrics stay."""
