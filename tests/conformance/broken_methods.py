@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -95,6 +97,12 @@ class CountsTooFewSteps(Mylib):
         return self.rounds - 1
 
 
+class CountsHalfSteps(Mylib):
+    @property
+    def total_steps(self) -> Any:
+        return self.rounds / 1
+
+
 class WantsEveryRowOnEveryRank(Mylib):
     def demand(self, job: Job) -> Demand:
         return replace(super().demand(job), whole_datasets=frozenset({"train"}))
@@ -133,6 +141,21 @@ class _ListensForEverybody(_Engine):
             yield offer
 
 
+_SERVER = "import socket; s = socket.create_server(('', 0)); print(flush=True); s.accept()"
+
+
+class _HasAHelperListenForEverybody(_Engine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        command = [sys.executable, "-c", _SERVER]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as helper:
+            assert helper.stdout is not None
+            helper.stdout.readline()
+            with super().offering(me) as offer:
+                yield offer
+            helper.kill()
+
+
 class _ListensAtAFixedPort(_Engine):
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -161,6 +184,14 @@ class _SkipsTheJoin(_Engine):
         from polytrain.testing.contract import kit_table
 
         return [world.size, *(kit_table().num_rows for _ in values[1:])]
+
+
+class _LeavesAProcess(_Engine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        subprocess.Popen(["sleep", "600"])
+        with super().joined(world):
+            yield
 
 
 class _NeedsTwoRanks(_Engine):
@@ -287,6 +318,24 @@ class _LoadsRoundedWeights(_Engine):
         return replace(model, weights=tuple(round(weight, 3) for weight in model.weights))
 
 
+class _NeedsAsManyRanks(_Engine):
+    size = 0
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        self.size = world.size
+        with super().joined(world):
+            yield
+
+    def save(self, model: LinearModel, directory: Path) -> None:
+        super().save(model, directory)
+        (directory / "ranks.txt").write_text(str(self.size))
+
+    def load(self, directory: Path) -> LinearModel:
+        assert str(self.size) in ("0", (directory / "ranks.txt").read_text())
+        return super().load(directory)
+
+
 class _LoadsOnceOnly(_Engine):
     def load(self, directory: Path) -> LinearModel:
         model = super().load(directory)
@@ -332,6 +381,10 @@ class ListensForEverybody(WithABrokenEngine):
     broken = _ListensForEverybody
 
 
+class HasAHelperListenForEverybody(WithABrokenEngine):
+    broken = _HasAHelperListenForEverybody
+
+
 class ListensAtAFixedPort(WithABrokenEngine):
     broken = _ListensAtAFixedPort
 
@@ -342,6 +395,10 @@ class LeaksAVariable(WithABrokenEngine):
 
 class SkipsTheJoin(WithABrokenEngine):
     broken = _SkipsTheJoin
+
+
+class LeavesAProcess(WithABrokenEngine):
+    broken = _LeavesAProcess
 
 
 class NeedsTwoRanks(WithABrokenEngine):
@@ -406,6 +463,10 @@ class LoadsAnUntrainedModel(WithABrokenEngine):
 
 class LoadsRoundedWeights(WithABrokenEngine):
     broken = _LoadsRoundedWeights
+
+
+class NeedsAsManyRanks(WithABrokenEngine):
+    broken = _NeedsAsManyRanks
 
 
 class LoadsOnceOnly(WithABrokenEngine):

@@ -193,7 +193,7 @@ class ContractTier:
         few, predictions = kit_table(outlier=2).slice(length=3), []
         for world_size in (1, 2):
             record = self._train(tmp_path / str(world_size), few, world_size=world_size)
-            saved = record.newest_staging(0)
+            saved = self._checkpoint(record)
             assert saved is not None
             predictions += self._predicted(saved, kit_table())
         alone, together = predictions
@@ -202,19 +202,23 @@ class ContractTier:
     def test_saved_model_is_loaded_by_another_process(
         self, trained: WorldRecord, tmp_path: Path
     ) -> None:
-        """A new attempt that starts from the last checkpoint has nothing left to train.
+        """An attempt of more ranks that starts from the last checkpoint has nothing left to train.
 
         If this fails: `save` doesn't write everything that `load` or `train` needs, or `train`
-        ignores `session.checkpoint`.
+        ignores `session.checkpoint`; or one of them needs as many ranks as have saved.
         """
         if not self.backend.capabilities.declarative:
             self._assert_needs_function()
             return
         again = run_world(
-            self.backend, data=kit_table(), path=tmp_path, checkpoint=trained.newest_staging(0)
+            self.backend,
+            data=kit_table(),
+            path=tmp_path,
+            world_size=3,
+            checkpoint=self._checkpoint(trained),
         )
-        assert [rank.failure for rank in again.ranks] == [None, None]
-        assert [rank.reports for rank in again.ranks] == [[], []]
+        assert [rank.failure for rank in again.ranks] == [None] * 3
+        assert [rank.reports for rank in again.ranks] == [[]] * 3
 
     @pytest.mark.parametrize(
         ("flag", "methods"),
@@ -236,7 +240,7 @@ class ContractTier:
 
         If this fails: `predict` uses more than a row's features, or changes the order.
         """
-        saved = trained.newest_staging(0)
+        saved = self._checkpoint(trained)
         if not self.backend.capabilities.predictive or saved is None:
             # The flag and the method agree: see above.
             return
@@ -295,6 +299,14 @@ class ContractTier:
         """
         assert [(rank.leaks or {}).get("ports") for rank in listening.ranks] == [[], []]
 
+    def test_leaving_ends_every_process(self, listening: WorldRecord) -> None:
+        """A process that has left the collective has no process left that it has started.
+
+        If this fails: a helper outlives the `with` block that started it. With `num_workers=0` it
+        would outlive the run, in the user's own process.
+        """
+        assert [(rank.leaks or {}).get("processes") for rank in listening.ranks] == [[], []]
+
     def test_no_port_is_open_to_others(self, listening: WorldRecord) -> None:
         """While ranks of one machine train, nothing connects to them at another address.
 
@@ -350,6 +362,10 @@ class ContractTier:
             training_function=count_steps,
             training_config={"fault": fault},
         )
+
+    @classmethod
+    def _checkpoint(cls, record: WorldRecord) -> Path | None:
+        return record.whole_checkpoint(cls.backend.capabilities.checkpoint)
 
     def _predicted(self, saved: Path, *tables: pa.Table) -> list[Any]:
         """Predict each table with the model that was saved."""

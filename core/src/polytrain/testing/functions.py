@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ import psutil
 import polytrain
 from polytrain import Checkpoint
 from polytrain.collective import barrier, broadcast_from_rank_zero
+from polytrain.testing.processes import is_alive, title
 from polytrain_plugins import Backend
 
 STEPS = 4
 
 _OTHER_ADDRESS = "127.0.0.2"
 """Another address of this machine than the one at which ranks offer to be reached."""
+
+_OF_PYTHON = re.compile("resource_tracker|forkserver")
+"""Processes of `multiprocessing` that end with the one that they serve."""
 
 _CONNECTED_WITHIN_S = 0.5
 """On one machine a connection is made at once, or never."""
@@ -83,10 +89,24 @@ def broadcast() -> None:
 
 
 def list_ports() -> None:
-    """Report the ports at which this process listens, and those reached at any address."""
-    connections = psutil.Process().net_connections(kind="tcp")
-    ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    """Report the ports at which this process and its helpers listen, and those open to others."""
+    ports = [*listening_ports()]
     polytrain.report({"ports": ports, "open": [*filter(_is_reached_anywhere, ports)]})
+
+
+def listening_ports() -> Iterator[int]:
+    """Yield the ports at which this process listens, or one that it has started."""
+    for process in (psutil.Process(), *helpers()):
+        with suppress(psutil.NoSuchProcess):
+            for each in process.net_connections(kind="tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    yield each.laddr.port
+
+
+def helpers() -> list[psutil.Process]:
+    """Return the live processes that this process has started, without Python's own."""
+    below = psutil.Process().children(recursive=True)
+    return [each for each in below if is_alive(each) and not _OF_PYTHON.search(title(each))]
 
 
 def _is_reached_anywhere(port: int) -> bool:

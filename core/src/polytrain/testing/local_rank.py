@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from polytrain.data.shards.opening import open_shards
-from polytrain.testing.processes import eventually
+from polytrain.testing.functions import helpers, listening_ports
+from polytrain.testing.processes import eventually, title
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.session.worker_process import run_worker
 
@@ -35,26 +34,40 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         channel=channel,
         scratch=path,
     )
-    # A library's own thread may be just about to close what it listened on.
-    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
+    # A library's own thread may be just about to close what it listened on, or a helper to end.
+    eventually(lambda: not _Traces.now().are_left(before), seconds=2)
     channel.send(["left", _Traces.now().beyond(before)])
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traces:
-    """Ports and variables of a process."""
+    """Ports, variables and helpers of a process."""
 
     ports: frozenset[int]
     environment: Mapping[str, str]
+    helpers: Mapping[int, str]
+    """Process id → command line."""
 
     @classmethod
     def now(cls) -> _Traces:
-        connections = psutil.Process().net_connections(kind="tcp")
-        listening = (c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN)
-        return cls(ports=frozenset(listening), environment=dict(os.environ))
+        return cls(
+            ports=frozenset(listening_ports()),
+            environment=dict(os.environ),
+            helpers={process.pid: title(process) for process in helpers()},
+        )
+
+    def are_left(self, before: _Traces) -> bool:
+        """Whether ports or helpers are left."""
+        left = self.beyond(before)
+        return bool(left["ports"] or left["processes"])
 
     def beyond(self, before: _Traces) -> dict[str, list[Any]]:
         names = {*self.environment, *before.environment}
         changed = [n for n in names if self.environment.get(n) != before.environment.get(n)]
-        return {"ports": sorted(self.ports - before.ports), "variables": sorted(changed)}
+        started = self.helpers.keys() - before.helpers.keys()
+        return {
+            "ports": sorted(self.ports - before.ports),
+            "variables": sorted(changed),
+            "processes": sorted(self.helpers[pid] for pid in started),
+        }

@@ -6,6 +6,7 @@ offers, sends the roster, and lets all ranks leave once all are done.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import to_event
-from polytrain_plugins import Backend, Job
+from polytrain_plugins import Backend, CheckpointKind, Job
 from polytrain_plugins.returned import demand_of
 
 _HOST = "127.0.0.1"
@@ -46,7 +47,8 @@ class RankRecord:
     failure: Failed | None = None
     done: bool = False
     leaks: Mapping[str, list[Any]] | None = None
-    """Ports and variables that were left when it left the collective; None if it never left."""
+    """Ports, variables and processes that were left when it left the collective; None if it never
+    left."""
 
     end: str | None = None
     """How its process has ended: "exited with code 0"; None while it hasn't."""
@@ -70,6 +72,16 @@ class WorldRecord:
     def newest_staging(self, rank: int) -> Path | None:
         """Directory of those files; None if the rank has saved nothing."""
         return max(self.path.glob(f"checkpoint_*-rank_{rank}"), default=None)
+
+    def whole_checkpoint(self, kind: CheckpointKind) -> Path | None:
+        """Directory of the files of all ranks that write a checkpoint; None if there is none."""
+        newest = [self.newest_staging(rank) for rank in range(len(self.ranks))]
+        if kind is CheckpointKind.ONE_RANK or None in newest:
+            return newest[0]
+        whole = self.path / "whole"
+        for part in filter(None, newest):
+            shutil.copytree(part, whole, dirs_exist_ok=True)
+        return whole
 
 
 def run_world(
