@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xgboost
 from tests.e2e import boosters
 from tests.e2e.journals import journal
 
@@ -26,12 +27,30 @@ def gentler(params: dict[str, Any], rollback: Rollback) -> dict[str, Any]:
     return {**params, "learning_rate": params["learning_rate"] / 4}
 
 
+class RateOf1(xgboost.callback.TrainingCallback):  # type: ignore[misc]  # it is Any here
+    """Sets the rate once, before the first round: it counts until the run itself changes it."""
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if epoch == 0:
+            model.set_param("learning_rate", 1.0)
+        return False
+
+
+def rate_of_1(env: Any) -> None:
+    if env.iteration == 0:
+        env.model.reset_parameter({"learning_rate": 1.0})
+
+
 UNSTABLE: dict[str, dict[str, Any]] = {
     "xgboost": {
-        "params": {"learning_rate": 1.0, "base_score": 0.0, "eval_metric": "rmse"},
+        "params": {"learning_rate": 0.9, "base_score": 0.0, "eval_metric": "rmse"},
         "obj": unstable,
+        "callbacks": [RateOf1()],
     },
-    "lightgbm": {"params": {"learning_rate": 1.0, "metric": "rmse", "objective": unstable}},
+    "lightgbm": {
+        "params": {"learning_rate": 0.9, "metric": "rmse", "objective": unstable},
+        "callbacks": [rate_of_1],
+    },
 }
 
 

@@ -32,7 +32,7 @@ from polytrain_lightgbm.network import (
     silent_stdout,
     tiny_booster,
 )
-from polytrain_lightgbm.parameters import parallel_params
+from polytrain_lightgbm.parameters import own_name, parallel_params
 from polytrain_plugins import Engine, HeldPort, Member, Offer, Session, Shard, World, held_port
 
 MODEL_FILE = "model.txt"
@@ -93,7 +93,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)
-        self._history.continued_by(options.callbacks)
+        self._history.continued_by(options.callbacks, options.params, own_name)
         done = len(self._history.rounds)
         if model is not None and (
             done >= options.num_boost_round or has_ended(self._history, options)

@@ -39,7 +39,7 @@ from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
 from polytrain_xgboost.kept_rounds import KeptRounds, can_keep
 from polytrain_xgboost.matrices import features_of, prediction_matrix
-from polytrain_xgboost.parameters import device_for
+from polytrain_xgboost.parameters import device_for, own_name
 
 MODEL_FILE = "model.ubj"
 HISTORY_FILE = "history.json"
@@ -89,7 +89,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         if session.checkpoint is not None:
             history = history_in(session.checkpoint, HISTORY_FILE, option=options.model_option)
             self._history = History.from_json(history)
-        self._history.continued_by(options.callbacks)
+        self._history.continued_by(options.callbacks, options.params, own_name)
         if session.checkpoint is None:
             model = trees_of(options.xgb_model)
         else:

@@ -55,6 +55,16 @@ _LIGHTGBMS = {
 }
 """LightGBM's parameter → XGBoost's equivalent."""
 
+_ALIASES = {
+    "learning_rate": "eta",
+    "min_split_loss": "gamma",
+    "n_jobs": "nthread",
+    "random_state": "seed",
+    "reg_alpha": "alpha",
+    "reg_lambda": "lambda",
+}
+"""Another name of a parameter → its own."""
+
 _OBJECTIVES = (
     *("binary:hinge", "binary:logistic", "binary:logitraw", "count:poisson"),
     *("multi:softmax", "multi:softprob", "rank:map", "rank:ndcg", "rank:pairwise"),
@@ -178,6 +188,11 @@ _MULTI_OUTPUT_TREE = "multi_output_tree"
 """The `multi_strategy` with which one tree has a value for each class or quantile."""
 
 _ALL_ROWS = "it compares all rows with each other, and every worker has only a part of them"
+
+
+def own_name(name: str) -> str:
+    """Return the own name of a parameter, which may be given by another."""
+    return _ALIASES.get(name, name)
 
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
