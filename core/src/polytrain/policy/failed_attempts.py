@@ -1,9 +1,13 @@
-"""What is known of failed attempts, in a form that can be compared between them."""
+"""What is known of failed attempts: their cause, to compare it with others', and unfit nodes. Pure.
+
+Unfit nodes have joined a run that trains, and can't begin to train. They may lack a package, a
+library or memory, or be behind a firewall. They must not end a run that continues without them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -68,6 +72,17 @@ _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 _CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code (?!143\b)")
 """Exits that a process causes itself, unlike SIGKILL and SIGTERM. By custom, a process that handles
 SIGTERM exits with code 143."""
+
+_AT_THE_BEGINNING = (
+    FailureKind.STARTUP,
+    FailureKind.USER_ERROR,
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.WORKER_LOST,
+)
+"""Exceptions, and exits, by which a node shows that it can't begin to train."""
+
+_IN_A_ROW = 5
+"""Attempts in a row that end by such nodes and aren't counted: others may follow without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +233,57 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 def type_of(message: str) -> str:
     """Return the type of the exception that a failure's message begins with, without its module."""
     return message.removeprefix(NOT_JOINED).partition(":")[0].rpartition(".")[2]
+
+
+def unfit_nodes(
+    failed: FailedAttempt,
+    failures: Sequence[Failure],
+    *,
+    nodes: Sequence[str],
+    trained_on: Set[str],
+    left: Set[str],
+    trained_s: float,
+) -> frozenset[str]:
+    """Return the nodes that have ended an attempt because they can't begin to train.
+
+    An error that other nodes have too isn't caused by them.
+
+    Args:
+        failures: all of the attempt.
+        nodes: the node of each rank.
+        trained_on: nodes on which an attempt of the run has reported.
+        left: nodes that the run has left for good.
+        trained_s: seconds from the last rank's joining to the first failure; negative if some
+            rank hasn't joined.
+    """
+    root = failed.root
+    joined = frozenset(nodes) - trained_on - left
+    if failed.has_reported or failed.on_every_rank or not trained_on:
+        return frozenset()
+    if root.kind not in _AT_THE_BEGINNING:
+        return frozenset()
+    # Ranks may wait for each other, and load, for as long as the limits allow.
+    if root.kind is not FailureKind.STARTUP and trained_s >= TRAINED_S:
+        return frozenset()
+    if root.kind is FailureKind.WORKER_LOST and not is_crash(root.message):
+        return frozenset()
+    if root.rank is None and not root.late:
+        # Several ranks haven't joined each other.
+        return joined
+    ranks = set(root.late)
+    for failure in failures:
+        # A lost process makes its peers fail, and so does a rank's own exception.
+        is_own = not root.kind.is_loss and failure.kind is not FailureKind.CONNECTION_LOST
+        if failure.rank is not None and (failure is root or is_own):
+            ranks.add(failure.rank)
+    found = frozenset(nodes[rank] for rank in ranks if rank < len(nodes))
+    return found if found <= joined else frozenset()
+
+
+def are_too_many(before: Sequence[FailedAttempt]) -> bool:
+    """Return whether so many attempts have just ended by unfit nodes that the next one counts."""
+    last = before[-_IN_A_ROW:]
+    return len(last) == _IN_A_ROW and all(attempt.unfit for attempt in last)
 
 
 def _error_of(failure: Failure) -> RankError | None:

@@ -46,11 +46,12 @@ from polytrain.events.attempt import (
 from polytrain.events.notices import PreemptionInfo, earliest
 from polytrain.policy.failed_attempts import (
     NOT_JOINED,
+    are_too_many,
     failed_attempt,
     is_crash,
+    unfit_nodes,
 )
 from polytrain.policy.placement import Loss, avoided
-from polytrain.policy.unfit_nodes import are_too_many, unfit_nodes
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
