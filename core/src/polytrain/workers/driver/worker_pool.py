@@ -35,8 +35,7 @@ from polytrain.policy.scaling import (
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.agents.node_checks import warnings_of_versions
 from polytrain.workers.driver.group import AgentCluster, AgentLauncher
-from polytrain.workers.driver.pool_agents import PoolAgents
-from polytrain.workers.driver.run_nodes import AvoidedNodes, LostNodes, RunBundles
+from polytrain.workers.driver.pool_state import AvoidedNodes, LostNodes, PoolAgents, RunBundles
 
 logger = logging.getLogger(__name__)
 
