@@ -106,13 +106,13 @@ class Location:
         Raises:
             OSError: the address is unknown or can't be reached; the message says why.
         """
+        if self.is_local:
+            return LocalStorage(Path(self.address), retry_s=self.retry_s, health=self.health)
         if holds_credentials(self.address):
             raise PermissionError(
                 f"{without_credentials(self.address)!r} has a password or another secret in it, "
                 "which would end up in logs. Put it into the environment"
             )
-        if self.is_local:
-            return LocalStorage(Path(self.address), retry_s=self.retry_s, health=self.health)
         # Import it late: importing Arrow takes a while.
         from polytrain.storage.remote import RemoteStorage, local_directory
 
