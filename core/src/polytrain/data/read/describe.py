@@ -149,8 +149,6 @@ def _as_list(columns: Any) -> Any:
 
 def computed(source: Source) -> Source:
     """Run a stream's pipeline now, and describe its rows."""
-    if source.stream is None:
-        return source
     return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
 
 
