@@ -11,8 +11,8 @@ import pytest
 
 from polytrain.events.attempt import Stacks
 from polytrain.run.deadlines import Deadline, Deadlines
+from polytrain.run.health_monitor import StacksAnswers
 from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.stacks_requests import StacksAnswers
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import ReadStacks
 from polytrain_plugins import Stopped

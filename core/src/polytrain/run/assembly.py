@@ -31,14 +31,13 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.controller import Controller
 from polytrain.run.deadlines import Deadlines
-from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.health_monitor import HealthMonitor, StacksAnswers
 from polytrain.run.identity import code_of, salt_of
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.program import CommitSearch
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.run import Run
-from polytrain.run.stacks_requests import StacksAnswers
 from polytrain.run.states import State
 from polytrain.run.survivors import Survivors
 from polytrain.run.validation_results import ValidationResults

@@ -51,14 +51,13 @@ from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.deadlines import Deadline, Deadlines
-from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.health_monitor import HealthMonitor, StacksAnswers
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.left_state import commit_state
 from polytrain.run.machine import begin, note, step, taken_back
 from polytrain.run.program import CommitSearch
 from polytrain.run.publisher import Publisher
-from polytrain.run.stacks_requests import StacksAnswers
 from polytrain.run.states import (
     AcquireWorkers,
     Action,

@@ -1,4 +1,4 @@
-"""Handles ranks that don't join, hang, delay the others, or don't leave."""
+"""Handles ranks that don't join, hang, delay the others or don't leave, and shows their stacks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import (
+    STACKS_WITHIN_S,
     Done,
     DrainWanted,
     Event,
@@ -20,6 +22,7 @@ from polytrain.events.attempt import (
     LeaveTimedOut,
     Load,
     Purpose,
+    Stacks,
     Unkillable,
 )
 from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
@@ -31,7 +34,9 @@ from polytrain.record.entries import (
     StragglerFound,
 )
 from polytrain.record.journal import Journal
+from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.deadlines import Deadline, Deadlines
+from polytrain.run.requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.workers.agents.calls import ReadStacks
 from polytrain.workers.driver.group import WorkerGroup
@@ -197,6 +202,49 @@ class HealthMonitor:
 
     def _note_stacks(self, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
         self.journal.write(StacksDumped(attempt=attempt, reason=reason, stacks=stacks))
+
+
+@dataclass(slots=True, kw_only=True)
+class StacksAnswers:
+    """Collects the ranks' stacks for requests that arrive while an attempt runs."""
+
+    group: WorkerGroup
+    remote_requests: RemoteRequests
+    background_tasks: BackgroundTasks
+    deadlines: Deadlines
+    _requests: list[str] = field(default_factory=list)
+    """Requests that aren't answered yet."""
+
+    _stacks: dict[int, str] = field(default_factory=dict)
+    _attempt: int = -1
+    _world_size: int = 0
+
+    def wanted(self, request: str, *, attempt: int, world_size: int) -> None:
+        """Ask the ranks of an attempt, unless they are being asked already."""
+        is_asking = bool(self._requests) and self._attempt == attempt
+        self._requests.append(request)
+        if is_asking:
+            return
+        self._attempt, self._world_size = attempt, world_size
+        self._stacks.clear()
+        self.group.call(ReadStacks(attempt=attempt, pausing=False))
+        self.deadlines.set(Deadline.STACKS, time.monotonic() + STACKS_WITHIN_S)
+
+    def take(self, stacks: Stacks) -> None:
+        """Note a rank's stacks, and answer once all have come; ignore those of other attempts."""
+        if self._requests and stacks.attempt == self._attempt:
+            self._stacks[stacks.rank] = stacks.text
+            if len(self._stacks) == self._world_size:
+                self.answer()
+
+    def answer(self) -> None:
+        """Answer all requests with the stacks that have come."""
+        stacks = dict(sorted(self._stacks.items()))
+        for request in self._requests:
+            answer = partial(self.remote_requests.answer, request, {"stacks": stacks})
+            self.background_tasks.submit(answer)
+        self._requests.clear()
+        self.deadlines.set(Deadline.STACKS, None)
 
 
 def _gpus(loads: Sequence[Load]) -> Sequence[Sequence[tuple[float | None, int | None]]]:
