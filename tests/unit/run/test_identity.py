@@ -281,8 +281,6 @@ def test_other_content_than_a_finished_run_had_is_named(
 def test_a_resumed_run_has_the_starting_point_of_its_first_driver() -> None:
     begun, resumed = identity(start="/pretrained"), identity(start="/another")
     assert with_start_of(resumed, begun) == begun
-    del begun["content"]["restore_from"]
-    assert with_start_of(resumed, begun) == begun, "of a version that doesn't record it"
 
 
 def test_other_rows_than_a_checkpoint_s_are_named() -> None:

@@ -72,6 +72,7 @@ _NO_CONTENT: _Content = {
     "objects": {},
     "transforms": {},
     "datasets": {},
+    "restore_from": None,
 }
 _NO_IDENTITY: _Identity = {
     "backend": "",

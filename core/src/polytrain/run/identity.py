@@ -123,10 +123,8 @@ def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
 
 
 def with_start_of(identity: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an identity with the starting point of an earlier driver, if that recorded one."""
-    content = {name: value for name, value in identity["content"].items() if name != START}
-    start = {name: value for name, value in before["content"].items() if name == START}
-    return {**identity, "content": {**content, **start}}
+    """Return an identity with the starting point of an earlier driver."""
+    return {**identity, "content": {**identity["content"], START: before["content"][START]}}
 
 
 def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
@@ -140,8 +138,7 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         what = _changed("", was[_CONFIG], is_[_CONFIG])
         yield Problem(field=_CONFIG, what=what, remedy=_OTHER_CONTENT)
     yield from _other_data(was["datasets"], is_["datasets"], in_columns=True, remedy=_OTHER_CONTENT)
-    # Earlier versions didn't record it.
-    if was.get(START, is_[START]) != is_[START]:
+    if was[START] != is_[START]:
         other = "it isn't the checkpoint that the run started from"
         what = "the run started without a checkpoint" if was[START] is None else other
         yield Problem(field=START, what=what, remedy=_OTHER_CONTENT)
