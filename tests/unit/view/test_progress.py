@@ -62,7 +62,7 @@ class Play:
         self.progress.ledger.take(entry)
         self.progress.take(entry)
         self.said += event_lines(RUN, self.progress, entry)
-        line = event_line(RUN, self.progress, entry)
+        line = event_line(RUN, entry)
         self.lines += [] if line is None else [line]
 
     def open(self, total: int | None = None, **limits: float) -> None:

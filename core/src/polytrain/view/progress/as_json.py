@@ -57,13 +57,8 @@ def progress_line(run: RunInfo, progress: Progress, *, now: float) -> str:
     )
 
 
-def event_line(run: RunInfo, progress: Progress, entry: Entry) -> str | None:
-    """Return the line that a line of the journal is worth; None if it is worth none.
-
-    Args:
-        progress: its progress, with this line.
-        entry: the line.
-    """
+def event_line(run: RunInfo, entry: Entry) -> str | None:
+    """Return the line that a line of the journal is worth; None if it is worth none."""
     match entry:
         case Launched():
             fields = {

@@ -294,7 +294,7 @@ def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
     printed = None
 
     def print_event(entry: Entry) -> None:
-        line = event_line(follower.run, follower.progress, entry)
+        line = event_line(follower.run, entry)
         if line is not None:
             follower.print_line(line)
 
