@@ -76,7 +76,7 @@ class Scene:
 
     def find(self) -> object:
         found = self.store.find(since_token=1)
-        return [made.number for made in found.manifests], dict(found.damaged), found.uncommitted
+        return [made.number for made in found.manifests], dict(found.damaged)
 
     def damage(self) -> object:
         return self.store.damage(self.committed[0])

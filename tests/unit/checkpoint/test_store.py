@@ -120,7 +120,8 @@ def test_without_its_manifest_it_is_no_checkpoint(store: CheckpointStore) -> Non
 
     found = store.find(since_token=1)
     assert found.manifests == (kept,)
-    assert sorted(found.uncommitted) == [directory_name(n, ATTEMPT) for n in (1, 3)]
+    assert found.damaged == {}
+    assert directories(store) == [directory_name(n, ATTEMPT) for n in (0, 1, 3)]
 
     store.clear_staging(before=NEXT)
     store.sweep(before=NEXT)

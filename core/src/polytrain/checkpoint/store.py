@@ -73,9 +73,6 @@ class FoundCheckpoints:
     damaged: Mapping[str, str]
     """Directory of a damaged checkpoint → description of the damage."""
 
-    uncommitted: tuple[str, ...]
-    """Directories without a manifest."""
-
     def lacks(self, directory: str) -> bool:
         """Return whether a checkpoint is gone that no newer one has replaced.
 
@@ -277,8 +274,9 @@ class CheckpointStore:
         for path, size in self._storage.list(CHECKPOINTS).items():
             directory, _, name = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
             files.setdefault(directory, {})[name] = size
-        own = [name for name in files if _is_since(name, since_token)]
-        committed = [name for name in own if MANIFEST_NAME in files[name]]
+        committed = [
+            name for name in files if _is_since(name, since_token) and MANIFEST_NAME in files[name]
+        ]
         read = dict(zip(committed, at_once(self._read, committed), strict=True))
         damaged = {name: reason for name, reason in read.items() if isinstance(reason, str)}
         manifests = []
@@ -292,7 +290,6 @@ class CheckpointStore:
         return FoundCheckpoints(
             manifests=tuple(sorted(manifests, key=lambda m: (m.attempt_id, m.number))),
             damaged=damaged,
-            uncommitted=tuple(name for name in own if name not in read),
         )
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
