@@ -265,7 +265,7 @@ def note_unreadable(error: BaseException, what: str, host: str) -> None:
 
 
 def note_missing_module(error: BaseException, host: str) -> None:
-    """Add a note to an exception of a training function that imports a module its node lacks.
+    """Add a note to an exception of an engine or a function that imports what its node lacks.
 
     Args:
         host: the address of the rank's node. It isn't named: equal errors of all ranks, which are

@@ -79,6 +79,7 @@ def run_worker(
         ConnectionClosedError: the agent is gone.
     """
     passes = (ConnectionClosedError, *passes)
+    host = order.members[rank].host
     try:
         job = job.changed(order)
         engine = engine_of(job.spec.backend)
@@ -94,7 +95,7 @@ def run_worker(
             )
             enter(WorkerStage.JOINING)
             join(stack, engine, world)
-            staying = partial(_staying, channel, job, host=order.members[rank].host, passes=passes)
+            staying = partial(_staying, channel, job, host=host, passes=passes)
             with staying():
                 opened = shards()
                 _check_sums(engine, world, opened)
@@ -123,10 +124,11 @@ def run_worker(
     except passes:
         raise
     except BaseException as error:
-        _send_error(error, channel, job)
+        _send_error(error, channel, job, host=host)
 
 
-def _send_error(error: BaseException, channel: Channel, job: WorkerJob) -> None:
+def _send_error(error: BaseException, channel: Channel, job: WorkerJob, *, host: str) -> None:
+    note_missing_module(error, host)
     # Flush output without a newline, which may hold the reason.
     flush_output()
     _explain_pickling(error)
@@ -151,8 +153,7 @@ def _staying(
     except passes:
         raise
     except BaseException as error:
-        note_missing_module(error, host)
-        _send_error(error, channel, job)
+        _send_error(error, channel, job, host=host)
         while True:
             channel.receive()
 
