@@ -62,7 +62,7 @@ def load_backend(name: str) -> type[Backend]:
     entry_point = _the_entry_point(name)
     try:
         plugin = entry_point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendImportError(
             f"The backend {name!r} of {_distribution(entry_point)} can't be imported "
             f"({type(error).__name__}: {error}). Reinstall it with: {install_line(name)}"

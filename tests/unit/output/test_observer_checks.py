@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polytrain import RunConfig
+from polytrain.output.observers import installed_observers
 from polytrain_plugins import Report, hookimpl
 
 
@@ -44,6 +46,26 @@ class Good:
 
 
 GOOD = Good()
+
+
+def exits() -> None:
+    raise SystemExit("no licence")
+
+
+def test_installed_observers_that_cannot_be_used_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed = [
+        SimpleNamespace(name="exits", load=exits),
+        SimpleNamespace(name="unmarked", load=Unmarked),
+        SimpleNamespace(name="good", load=lambda: GOOD),
+    ]
+    monkeypatch.setattr("polytrain.output.observers.installed_entry_points", lambda _: installed)
+    assert installed_observers() == [GOOD]
+    exited, unmarked = (record.getMessage() for record in caplog.records)
+    assert exited == "The observer 'exits' can't be imported. It is ignored."
+    assert "unmarked.polytrain_reported: it isn't marked as a hook" in unmarked
+    assert "Write @hookimpl above it" in unmarked
 
 
 @pytest.mark.parametrize(

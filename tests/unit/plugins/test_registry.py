@@ -181,6 +181,13 @@ def test_an_import_that_fails_keeps_its_cause_and_says_how_to_install(install: I
     assert "pip install polytrain-made" in message
 
 
+def test_an_import_that_ends_the_program_is_an_import_that_fails(install: Install) -> None:
+    """It may be any installed backend's, that is only looked at for its options."""
+    install("polytrain-made", "made", source="raise SystemExit('no licence')")
+    with pytest.raises(BackendImportError, match="SystemExit: no licence"):
+        load_backend("made")
+
+
 def test_a_module_that_is_not_there_is_an_import_that_fails(
     install: Install, tmp_path: Path
 ) -> None:

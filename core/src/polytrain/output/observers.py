@@ -144,12 +144,12 @@ def installed_observers() -> list[Any]:
     for entry_point in installed_entry_points(GROUP):
         try:
             observer = entry_point.load()
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception("The observer %r can't be imported. It is ignored.", entry_point.name)
             continue
         problems = list(observer_problems(observer, entry_point.name))
         if problems:
-            wrong = "; ".join(f"{problem.field}: {problem.what}" for problem in problems)
+            wrong = "; ".join(map(str, problems))
             logger.error("The observer %r is ignored: %s.", entry_point.name, wrong)
         else:
             found.append(observer)
