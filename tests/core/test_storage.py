@@ -22,6 +22,7 @@ from polytrain.checkpoint.starting_point import fetch
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.storage.remote import RemoteStorage
 
 ODD = "été à [1] 100%20 a+b*.json"
 """A name that means something else to whoever takes it for a pattern or for an address."""
@@ -285,6 +286,32 @@ def test_a_writer_that_dies_in_the_middle_of_a_line_spoils_no_other(location: Lo
             log.write(f"whole {writer}\n")
     first, _, *others = lines(storage)
     assert [first, *others] == ["whole", "whole 2", "whole 3"]
+
+
+def test_a_log_from_object_storage_is_read_and_continued_in_a_directory(tmp_path: Path) -> None:
+    """As when a run is copied out of a bucket, and back."""
+
+    def whole_lines(storage: Storage) -> list[str]:
+        return [line for line in lines(storage) if line]
+
+    remote = RemoteStorage(pafs.LocalFileSystem(), str(tmp_path), root="a bucket", retry_s=0)
+    with remote.open_log("logs/journal", series="000001") as log:
+        log.write("one\n")
+        log.sync()
+        log.write("two\nto")
+    storage = Location.of(tmp_path).open()
+    assert whole_lines(storage) == ["one", "two", "to"]
+    before = storage.log_state("logs/journal")
+    with storage.open_log("logs/journal", series="000002") as local:
+        local.write("three\n")
+        local.draft("draft\n")
+        assert storage.log_state("logs/journal") != before
+        assert whole_lines(storage) == ["one", "two", "to", "three", "draft"]
+        local.write("four\n")
+    with remote.open_log("logs/journal", series="000003") as log:
+        log.write("five\n")
+    for each in (storage, remote):
+        assert whole_lines(each) == ["one", "two", "to", "three", "four", "five"]
 
 
 def test_a_draft_is_read_until_a_line_takes_its_place(location: Location) -> None:

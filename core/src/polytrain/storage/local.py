@@ -144,9 +144,10 @@ class LocalStorage:
     def open_log(self, path: str, *, series: str) -> LocalLog:
         # All writers append to one file, so only their drafts need a series.
         own = f"{path}{_DRAFTS}{series}"
+        lines = path if self._parts_of(path) == [path] else f"{path}/{series}"
 
         def open_log() -> LocalLog:
-            return LocalLog(self._files, path, own, retry_s=self._retry_s, health=self._health)
+            return LocalLog(self._files, lines, own, retry_s=self._retry_s, health=self._health)
 
         with ExitStack() as opened:
             log = opened.enter_context(self._retrying(open_log))
@@ -164,12 +165,20 @@ class LocalStorage:
     def read_log(self, path: str) -> Iterator[bytes]:
         # Read drafts first: a draft that moves to the log meanwhile would otherwise be missed.
         drafts = [b"".join(self._pieces(each, single=True)) for each in self._drafts_of(path)]
-        yield from self._pieces(path)
+        for part in self._parts_of(path):
+            yield from self._pieces(part)
+            if part != path:
+                # The last line of a part may be incomplete, because its writer died.
+                yield b"\n"
         for each in filter(None, drafts):
             yield b"\n" + each
 
     def log_state(self, path: str) -> Mapping[str, int]:
-        return {name: self._size(name) for name in (path, *self._drafts_of(path))}
+        return {name: self._size(name) for name in (*self._parts_of(path), *self._drafts_of(path))}
+
+    def _parts_of(self, path: str) -> Sequence[str]:
+        """Return a log's files in order: itself, or, if it is from object storage, those in it."""
+        return sorted(self.list(path)) or [path]
 
     def _drafts_of(self, path: str) -> Sequence[str]:
         """Return paths of the drafts of a log, in their writers' order."""
