@@ -379,6 +379,23 @@ def test_who_no_longer_follows_a_run_is_shown_no_end_of_it(
     assert "interrupted" not in said
 
 
+def test_who_follows_a_run_for_a_reader_that_is_gone_ends(
+    stalled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `polytrain show RUN --follow --json | grep -m1 checkpoint_committed`."""
+
+    def expect_no_wait(seconds: float) -> None:
+        raise AssertionError("the run is followed on")
+
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=expect_no_wait)
+    monkeypatch.setattr("polytrain.view.cli.following.time", clock)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["show", str(stalled), "--follow", "--json"]) == 0
+
+
 @pytest.mark.parametrize("command", ["stop", "stacks"])
 def test_a_copy_of_an_active_run_is_not_asked(
     stalled: Path, command: str, capsys: pytest.CaptureFixture[str]

@@ -74,16 +74,24 @@ def leave_gone_terminal() -> None:
     couldn't be written, it ends with code 120 instead of the program's own.
     """
     for stream in (sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            descriptor = None if stream is None else _waiting_descriptor(stream)
-            if descriptor is None:
-                continue
-            end = select.poll()
-            end.register(descriptor, 0)
-            if end.poll(0):
+        if stream is not None and is_gone(stream):
+            with contextlib.suppress(OSError):  # too many files are open
                 nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
+                os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+
+
+def is_gone(stream: TextIO) -> bool:
+    """Return whether a stream's terminal, or its reader, is gone. Writes nothing."""
+    try:
+        descriptor = _waiting_descriptor(stream)
+    except (OSError, ValueError):  # it is closed
+        return False
+    if descriptor is None:
+        return False
+    end = select.poll()
+    end.register(descriptor, 0)
+    return bool(end.poll(0))
 
 
 def _waiting_descriptor(stream: TextIO) -> int | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from polytrain.errors import Failure
-from polytrain.output.echo import echo, echo_lines
+from polytrain.output.echo import echo, echo_lines, is_gone
 from polytrain.record.entries import (
     AttemptEnded,
     Closed,
@@ -161,7 +161,7 @@ class _Driver:
 
 
 def _readings(run: PresentRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
-    """Yield the journal's lines whenever there are new ones, until the run has ended."""
+    """Yield the journal's lines whenever there are new ones, until it ends or nobody reads here."""
     written: Mapping[str, int] | None = None
     storage = run.location.open()
     while True:
@@ -172,6 +172,6 @@ def _readings(run: PresentRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
             began = time.monotonic()
             if written != before:
                 yield run.entries()
-        if not is_held:
+        if not is_held or is_gone(sys.stdout):
             return
         time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))

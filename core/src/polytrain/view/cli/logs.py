@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from polytrain.output.echo import echo, has_colours, rank_line, write_line
+from polytrain.output.echo import echo, has_colours, is_gone, rank_line, write_line
 from polytrain.output.line_layout import LineBuffer
 from polytrain.view.cli.found import WholeNumber, active_check, named_run, readable, run_argument
 
@@ -39,7 +39,7 @@ def command(run: str, rank: int | None, follow: bool) -> None:
     is_coloured = has_colours(sys.stdout)
     is_active = active_check(found)
     while True:
-        is_running = follow and is_active()
+        is_running = follow and not is_gone(sys.stdout) and is_active()
         for path in logs_of(found, rank):
             tail = tails.setdefault(path, _Tail(found.location, path))
             prefix = "" if rank is not None else f"({_label(path)}) "
