@@ -319,6 +319,24 @@ def test_a_write_between_two_ranks_reports_is_noticed(tmp_path: Path, source: Pa
     assert [unchanged(*each, "shard") for each in taken] == [False, True]
 
 
+def test_a_directory_that_cannot_be_listed_is_not_left_out(
+    taker: Taker, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "shards").mkdir()
+    (source / "shards" / "0").write_text("0")
+    (source / "model").write_text("m")
+    scan = os.scandir
+
+    def failing(path: str | Path | int) -> Iterator[os.DirEntry[str]]:
+        if str(path).endswith("shards"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", failing)
+    with pytest.raises(OSError, match="Stale file handle: .*source/shards"):
+        taker.take(source)
+
+
 def test_a_file_of_another_file_system_is_copied(taker: Taker, elsewhere: Path) -> None:
     (elsewhere / "model").write_bytes(bytes(LARGE))
     snapshot, stamps = taker.take(elsewhere)

@@ -18,7 +18,9 @@ import os
 import shutil
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, parse_directory_name
 from polytrain.checkpoint.scratch import OF_RUN, make_again
@@ -274,9 +276,13 @@ class Snapshots:
 
         Returns:
             The stamps of the linked files.
+
+        Raises:
+            OSError: a file or a directory can't be read.
         """
         stamps, seen = {}, dict[Path, int]()
-        for directory, _, names in os.walk(source, followlinks=True):
+        # What can't be listed would be missing in the checkpoint without a word.
+        for directory, _, names in os.walk(source, onerror=_raised, followlinks=True):
             inside = Path(directory).relative_to(source)
             below = "" if inside == Path() else inside.as_posix()
             with Beneath(target).directory(below, make=True) as descriptor:
@@ -295,9 +301,12 @@ class Snapshots:
                         stamps[(inside / name).as_posix()] = stamp
         # Only now: one that fails may be taken again.
         self._seen = {file: inode for file, inode in self._seen.items() if file not in seen} | seen
-        while len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        self._seen = dict(islice(self._seen.items(), max(0, len(self._seen) - _REMEMBERED), None))
         return stamps
+
+
+def _raised(error: OSError) -> NoReturn:
+    raise error
 
 
 def _linked(file: Path, status: os.stat_result, name: str, directory: int) -> Stamp | None:
