@@ -225,6 +225,17 @@ def test_a_name_that_the_storage_cannot_have_is_not_tried_again(clock: Clock) ->
     assert clock.waits == []
 
 
+def test_a_file_that_is_too_large_for_s3_is_not_sent(clock: Clock, tmp_path: Path) -> None:
+    filesystem = SimpleNamespace(type_name="s3")
+    storage = RemoteStorage(filesystem, "run", root="s3://run", retry_s=600)
+    with open(tmp_path / "model", "wb") as file:
+        file.truncate(10_000 * (10 << 20) + 1)
+    with pytest.raises(OSError, match="Divide it into several files") as caught:
+        storage.put(tmp_path / "model", "checkpoints/model", move=False)
+    assert caught.value.errno == errno.EFBIG
+    assert clock.waits == []
+
+
 def test_an_answer_that_a_client_cannot_decode_is_asked_for_again(clock: Clock) -> None:
     answers = iter([lambda: b"\xff".decode(), io.BytesIO])
     filesystem = SimpleNamespace(type_name="s3", open_output_stream=lambda path: next(answers)())

@@ -7,6 +7,7 @@ Azure have: a file is listed and readable once its writer has closed it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import secrets
 import sys
@@ -25,6 +26,10 @@ Answer = TypeVar("Answer")
 
 _SEGMENTS = 16
 """Parts of a log to hold in memory at once."""
+
+_LARGEST_IN_S3 = 10_000 * (10 << 20)
+"""Maximum bytes of a file: Arrow sends parts of 10 MiB, and S3 takes this many. It would refuse the
+last parts, after hours."""
 
 # Object stores have no directories; making one makes an empty object.
 _WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
@@ -109,6 +114,16 @@ class RemoteStorage:
         return own
 
     def put(self, file: Path, path: str, *, move: bool) -> str:
+        size = file.stat().st_size
+        if self._filesystem.type_name == "s3" and size > _LARGEST_IN_S3:
+            raise OSError(
+                errno.EFBIG,
+                f"it has {size:,} bytes, and Arrow writes at most {_LARGEST_IN_S3:,} to a file in "
+                "S3. Divide it into several files, or pass another file system as "
+                "RunConfig.storage_filesystem, such as s3fs.S3FileSystem()",
+                path,
+            )
+
         def put() -> str:
             with (
                 Beneath(file.parent).reading(file.name) as reading,
@@ -116,7 +131,7 @@ class RemoteStorage:
             ):
                 return copied(reading.read, writing.write)
 
-        return self._retrying(put, size=file.stat().st_size, is_costly=True)
+        return self._retrying(put, size=size, is_costly=True)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
