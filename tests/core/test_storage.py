@@ -333,6 +333,40 @@ def test_a_draft_is_read_until_a_line_takes_its_place(location: Location) -> Non
     assert all(".drafts-" not in path for path in storage.list("logs"))
 
 
+def test_a_log_goes_on_where_its_run_was_copied_to(bucket: Bucket, tmp_path: Path) -> None:
+    """From a directory into a bucket, back, and once more."""
+
+    def opened(turn: int) -> Storage:
+        place = f"s3://bucket/runs/{turn}" if turn % 2 else tmp_path / f"{turn}"
+        return Location.of(place).open()
+
+    expected: list[str] = []
+    for turn in range(4):
+        storage = opened(turn)
+        if turn:
+            before = opened(turn - 1)
+            for path in before.list("logs"):
+                storage.write(path, before.read(path))
+        assert [line for line in lines(storage) if line] == expected
+        # Those that follow a driver see its lines.
+        states = [storage.log_state("logs/journal")]
+        with storage.open_log("logs/journal", series=f"{turn:06d}") as log:
+            log.write(f"{turn}\n")
+            log.sync()
+            states.append(storage.log_state("logs/journal"))
+            expected.append(f"{turn}")
+            if turn == 0:
+                # Its driver dies.
+                log.draft("draft\n")
+                dead = {path: storage.read(path) for path in storage.list("logs")}
+                expected.append("draft")
+        if turn == 0:
+            for path, content in dead.items():
+                storage.write(path, content)
+        assert states[0] != states[1]
+        assert [line for line in lines(storage) if line] == expected
+
+
 def test_the_state_of_a_log_changes_with_every_line(location: Location) -> None:
     storage = location.open()
     seen = [storage.log_state("logs/journal")]

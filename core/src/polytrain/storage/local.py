@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 _PIECE = 1 << 22
 """Bytes of a log to read at a time."""
 
-_DRAFTS = ".drafts-"
+DRAFTS = ".drafts-"
 """Joins a log's name and a writer's series to the name of that writer's drafts."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -143,7 +143,7 @@ class LocalStorage:
 
     def open_log(self, path: str, *, series: str) -> LocalLog:
         # All writers append to one file, so only their drafts need a series.
-        own = f"{path}{_DRAFTS}{series}"
+        own = f"{path}{DRAFTS}{series}"
         lines = path if self._parts_of(path) == [path] else f"{path}/{series}"
 
         def open_log() -> LocalLog:
@@ -183,7 +183,7 @@ class LocalStorage:
     def _drafts_of(self, path: str) -> Sequence[str]:
         """Return paths of the drafts of a log, in their writers' order."""
         directory, _, name = path.rpartition("/")
-        start = f"{name}{_DRAFTS}"
+        start = f"{name}{DRAFTS}"
 
         def found() -> Sequence[str]:
             # Skip drafts with other hard links: a draft's content is copied into the log.

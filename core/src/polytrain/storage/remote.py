@@ -12,7 +12,7 @@ import math
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth, answered, at_once, is_refusal, retry
+from polytrain.storage.local import DRAFTS
 from polytrain.storage.protocol import READS_AT_MOST, copied, expect_size
 
 Answer = TypeVar("Answer")
@@ -61,8 +62,13 @@ class RemoteStorage:
         self._health = StorageHealth() if health is None else health
 
     def list(self, below: str) -> dict[str, int]:
+        return self._listed(below, recursive=True)
+
+    def _listed(self, directory: str, *, recursive: bool) -> dict[str, int]:
         def found() -> dict[str, int]:
-            selector = pafs.FileSelector(self._path(below), recursive=True, allow_not_found=True)
+            selector = pafs.FileSelector(
+                self._path(directory), recursive=recursive, allow_not_found=True
+            )
             start = len(self._base) + 1
             return {
                 info.path[start:]: info.size
@@ -175,16 +181,26 @@ class RemoteStorage:
         self._retrying(delete_singly)
 
     def open_log(self, path: str, *, series: str) -> RemoteLog:
+        if not self.list(path) and (copied := self._copied_log(path)):
+            # It sorts before all segments.
+            self.write(f"{path}/0", b"\n".join(at_once(self.read, copied)))
+            for _ in at_once(self.delete, copied):
+                pass
         return RemoteLog(self, path, series)
 
     def read_log(self, path: str) -> Iterator[bytes]:
-        segments = sorted(self.list(path))
+        segments = sorted(self.list(path)) or self._copied_log(path)
         for start in range(0, len(segments), _SEGMENTS):
             for segment in at_once(self.read, segments[start : start + _SEGMENTS]):
                 yield segment
                 # The last line of a segment may be incomplete, because its writer died.
                 if not segment.endswith(b"\n"):
                     yield b"\n"
+
+    def _copied_log(self, path: str) -> Sequence[str]:
+        """Return the files of a log that was copied from a directory, its drafts last."""
+        files = self._listed(path.rpartition("/")[0], recursive=False)
+        return sorted(each for each in files if each == path or each.startswith(f"{path}{DRAFTS}"))
 
     def log_state(self, path: str) -> Mapping[str, int]:
         return self.list(path)
