@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pluggy
@@ -126,6 +127,35 @@ def test_an_argument_that_no_hook_has_is_an_error_that_names_it() -> None:
 
     with pytest.raises(pluggy.PluginValidationError, match="metrics"):
         Observers([Curious()])
+
+
+class Tidies:
+    """Changes the metrics that it gets, as before it sends them somewhere."""
+
+    def _tidy(self, metrics: Any) -> None:
+        metrics.pop("loss")
+        metrics["eval"]["errors"].append("mine")
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        self._tidy(report.metrics)
+
+    @hookimpl
+    def polytrain_checkpoint_committed(self, checkpoint: CheckpointInfo) -> None:
+        self._tidy(checkpoint.metrics)
+
+
+def test_metrics_that_an_observer_changes_are_its_own() -> None:
+    """Otherwise the history, trackers and the ranking of checkpoints would have them."""
+    metrics = {"loss": 0.5, "eval": {"errors": ["a"]}}
+    report = replace(REPORT, metrics=metrics)
+    checkpoint = replace(CHECKPOINT, metrics=metrics)
+    diary = Diary()
+    observers = Observers([Tidies(), diary])
+    observers.reported(RUN, report)
+    observers.checkpoint_committed(RUN, checkpoint)
+    assert metrics == {"loss": 0.5, "eval": {"errors": ["a"]}}
+    assert diary.entries == [("reported", report), ("committed", checkpoint)]
 
 
 class Equal(Diary):

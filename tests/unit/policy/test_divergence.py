@@ -76,6 +76,17 @@ def test_a_function_decides_by_the_last_reports() -> None:
         wrong(lambda history: sys.exit(0), {"loss": 3.0}, [])
 
 
+def test_metrics_that_a_function_changes_are_its_own() -> None:
+    """It is asked about the same reports again, and the last one is stored."""
+    reports: list[dict[str, Any]] = [{"loss": 1.0}, {"loss": 3.0}]
+
+    def falls(history: list[Any]) -> bool:
+        return bool(history.pop().pop("loss") < history.pop().pop("loss"))
+
+    assert wrong(falls, reports[1], reports[:1]) is None
+    assert reports == [{"loss": 1.0}, {"loss": 3.0}]
+
+
 def test_nothing_is_watched_unless_it_is_asked_for() -> None:
     assert divergence_rule(FailureConfig()) is None
 

@@ -125,6 +125,13 @@ def test_a_function_gets_the_report() -> None:
     assert met(lambda report: np.bool_(report.metrics["x"] > 1), x=2)
 
 
+def test_metrics_that_a_function_changes_are_its_own() -> None:
+    """The report that it is asked about is stored afterwards."""
+    metrics: dict[str, Any] = {"x": {"loss": 2}}
+    assert met(lambda report: report.metrics["x"].pop("loss") > 1, **metrics)
+    assert metrics == {"x": {"loss": 2}}
+
+
 @pytest.mark.parametrize("answer", [None, 1, "yes", np.ones(2)])
 def test_a_function_that_returns_something_else_fails(answer: Any) -> None:
     with pytest.raises(TypeError, match="has to return True or False"):

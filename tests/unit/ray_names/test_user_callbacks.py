@@ -278,3 +278,19 @@ def test_what_is_no_callback_is_refused(given: Any, what: str) -> None:
     problems = [str(problem) for problem in callback_problems(given)]
     assert len(problems) == bool(what)
     assert all(what in problem for problem in problems)
+
+
+class Tidies(Noted):
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        super().after_report(run_context, [dict(each) for each in metrics], checkpoint)
+        metrics.pop()["eval"].clear()
+
+
+def test_metrics_that_a_callback_changes_are_its_own() -> None:
+    first, second = Tidies(), Tidies()
+    made = started(first, second, ranks=1)
+    reported = MetricsReported(rank=0, step=1, metrics={"eval": {"loss": 1}}, has_checkpoint=False)
+    made.take(reported)
+    assert first.calls == [([{"eval": {}}], None)]
+    assert second.calls == first.calls
+    assert reported.metrics == {"eval": {"loss": 1}}

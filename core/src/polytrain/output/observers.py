@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import pluggy
 from polytrain.config.loop_config import name_of
 from polytrain.functions.function_checks import deferred_problems
 from polytrain.output.call_queues import CallQueues, GuardedCalls
+from polytrain.text.metrics import copied
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
@@ -114,7 +116,7 @@ class Observers:
             self._calls.submit(
                 observer,
                 hook,
-                partial(implementation.function, **wanted),
+                partial(_call, implementation.function, wanted),
                 queues=self._at_once if id(observer) in self._quick else None,
             )
 
@@ -126,6 +128,17 @@ class Observers:
         name = name_of(observer)
         why = f"{name}: {reason}" if reason else name
         self._stop(Stopped(by="observer", reason=why))
+
+
+def _call(hook: Callable[..., None], arguments: Mapping[str, Any]) -> None:
+    """Call a hook, with metrics of its own."""
+    own = {
+        name: replace(each, metrics=copied(each.metrics))
+        if isinstance(each, Report | CheckpointInfo)
+        else each
+        for name, each in arguments.items()
+    }
+    hook(**own)
 
 
 def _manager_of(observer: Any) -> pluggy.PluginManager:

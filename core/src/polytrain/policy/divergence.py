@@ -18,7 +18,7 @@ from typing import Any
 from polytrain.config.configs import FailureConfig
 from polytrain.events.notices import Rollback, Skipped
 from polytrain.policy.stop_rule import answers_true, known_as
-from polytrain.text.metrics import named_metric
+from polytrain.text.metrics import copied, named_metric
 
 WINDOW = 100
 """Reports with which a new one is compared."""
@@ -94,7 +94,8 @@ class DivergenceRule:
                     )
         function = self.function
         if function is not None:
-            option, reports = "FailureConfig.divergence", [*before, metrics]
+            option = "FailureConfig.divergence"
+            reports = [copied(each) for each in (*before, metrics)]
             if answers_true(function, reports, option=option, given=metrics):
                 return f"{known_as(function)} returned True"
         return None

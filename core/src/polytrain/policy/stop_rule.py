@@ -7,12 +7,12 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.text.described import plain
-from polytrain.text.metrics import is_good_when_small, named_metric
+from polytrain.text.metrics import copied, is_good_when_small, named_metric
 from polytrain_plugins import Report, Stopped
 from polytrain_plugins.type_names import quoted
 
@@ -87,7 +87,8 @@ class StopRule:
         function = self.function
         if stopped is not None or function is None:
             return stopped
-        if answers_true(function, report, option="RunConfig.stop", given=report):
+        own = replace(report, metrics=copied(report.metrics))
+        if answers_true(function, own, option="RunConfig.stop", given=report):
             name = known_as(function)
             reason = f"{name} returned True at step {report.step}"
             return Stopped(by="condition", reason=reason, condition=name, step=report.step)

@@ -25,6 +25,7 @@ from polytrain.record.entries import (
 )
 from polytrain.run.run import Run
 from polytrain.text.described import ShortRepr
+from polytrain.text.metrics import copied
 from polytrain_plugins import Problem, RunInfo
 from polytrain_plugins.type_names import a_type
 
@@ -234,9 +235,9 @@ class UserCallbacks:
     def _tell(self, steps: Sequence[int]) -> None:
         for number in steps:
             step = self._steps.pop(number)
-            metrics = [dict(step.metrics.get(rank, {})) for rank in range(self._ranks)]
+            metrics = [step.metrics.get(rank, {}) for rank in range(self._ranks)]
             checkpoint = None if step.checkpoint is None else self._checkpoint(step.checkpoint)
-            self._call("after_report", partial(tuple, (metrics, checkpoint)))
+            self._call("after_report", partial(_of_report, metrics, checkpoint))
 
     def _checkpoint(self, directory: str) -> Checkpoint:
         location = self._store.location_of(directory)
@@ -249,6 +250,13 @@ class UserCallbacks:
         for callback in self._callbacks:
             if _overrides(callback, method):
                 self._calls.submit(callback, method, partial(call, callback))
+
+
+def _of_report(
+    metrics: Sequence[Mapping[str, Any]], checkpoint: Checkpoint | None
+) -> tuple[list[dict[str, Any]], Checkpoint | None]:
+    """Return a callback's arguments, with metrics of its own."""
+    return [copied(each) for each in metrics], checkpoint
 
 
 def _overrides(callback: Any, method: str) -> bool:

@@ -42,6 +42,17 @@ def named_metric(metrics: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def copied(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain metrics for a user's function, which may change them: the run uses these."""
+    return {name: _copied(value) for name, value in metrics.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return copied(value)
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
 def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested metrics as one level: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
     return dict(_entries(metrics))
