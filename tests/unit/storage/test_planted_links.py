@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from polytrain.output.rank_log import RankLog
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.run.requests import RemoteRequests, RequestKind, ask
+from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location, storage_problems
 from polytrain.trackers.csv_file import CSV
@@ -155,6 +157,31 @@ def test_what_is_planted_is_not_listed_and_is_named(
         f"{run}/c/file is a symbolic link",
         f"{run}/c/pipe is a named pipe",
     ]
+
+
+def test_directories_in_too_many_levels_are_left_out(
+    run: Path, storage: LocalStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many as no recursive code could follow."""
+    storage.write("/".join(["a"] * 99), b"a file of the run's own")
+    (run / "b").mkdir()
+    at = os.open(run / "b", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("deep", dir_fd=at)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    assert len(storage.list("")) == 1
+    assert f"{run}/b/deep/deep has directories in more than 100 levels" in caplog.text
+    for refused in (Beneath(run).check, lambda: storage.delete_below("b")):
+        with pytest.raises(ForeignFileError, match="has directories in more than 100 levels"):
+            refused()
+    storage.delete_below("a")
+    assert not storage.list("")
+    # What else cleans up may be recursive.
+    os.rename(run / "b", run.with_name("planted"))
+    subprocess.run(["rm", "-rf", run.with_name("planted")], check=True)
 
 
 def test_the_root_may_be_reached_through_links(run: Path, tmp_path: Path) -> None:

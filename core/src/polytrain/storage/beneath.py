@@ -34,6 +34,9 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags to open any file. Without `O_NONBLOCK`, opening a pipe waits for its other end."""
 
+_DEEPEST = 100
+"""Maximum levels of directories. Each takes a descriptor, and several nested calls."""
+
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -142,7 +145,8 @@ class Beneath:
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the paths of all files in a directory and below, with their statuses.
 
-        Entries that are neither file nor directory are left out, and named once in a warning.
+        Entries that are neither file nor directory, and directories that are nested too deeply, are
+        left out, and named once in a warning.
 
         Args:
             expects_own: whether such an entry is an error instead.
@@ -216,7 +220,7 @@ class Beneath:
             with self._errors(path, directory, name):
                 descriptor = os.open(name, _LIST, dir_fd=directory)
             try:
-                _empty(descriptor)
+                _empty(descriptor, self._too_deep(path))
             finally:
                 os.close(descriptor)
             os.rmdir(name, dir_fd=directory)
@@ -283,6 +287,9 @@ class Beneath:
                     if not name.startswith(_UNFINISHED):
                         yield inner, status
                     continue
+                if inner.count("/") >= _DEEPEST:
+                    _leave_out(self._too_deep(inner), expects_own=expects_own)
+                    continue
                 # Another process may delete it concurrently.
                 with contextlib.suppress(FileNotFoundError):
                     with self._errors(inner, descriptor, name):
@@ -313,10 +320,8 @@ class Beneath:
                 if stat.S_IFMT(status.st_mode) not in _KINDS and (is_single or not single):
                     yield entry.name, status
                     continue
-                error = self._foreign(f"{path}/{entry.name}" if path else entry.name, status)
-                if expects_own:
-                    raise error
-                _warn_once(str(error))
+                foreign = self._foreign(f"{path}/{entry.name}" if path else entry.name, status)
+                _leave_out(foreign, expects_own=expects_own)
 
     @contextlib.contextmanager
     def _errors(self, path: str, directory: int, name: str) -> Iterator[None]:
@@ -341,13 +346,22 @@ class Beneath:
         remedy = ", or put a copy of its content in its place" * (status.st_nlink > 1)
         if stat.S_ISLNK(status.st_mode):
             remedy = ", or put what it leads to in its place"
-        name = self._at(path)
-        # An attacker may have chosen the name to control a terminal.
-        shown = name if name.isprintable() else repr(name)
         return ForeignFileError(
-            f"{shown} is {kind}: below {self.root} only files and directories of its own "
-            f"are used, as others may write there. Remove it{remedy}"
+            f"{self._shown(path)} is {kind}: below {self.root} only files and directories of its "
+            f"own are used, as others may write there. Remove it{remedy}"
         )
+
+    def _too_deep(self, path: str) -> ForeignFileError:
+        above = "/".join(path.split("/")[:3])
+        return ForeignFileError(
+            f"{self._shown(above)} has directories in more than {_DEEPEST} levels, of which the "
+            "deeper ones aren't used, as others may write there. Remove it"
+        )
+
+    def _shown(self, path: str) -> str:
+        # An attacker may have chosen the name to control a terminal.
+        name = self._at(path)
+        return name if name.isprintable() else repr(name)
 
     def _at(self, path: str) -> str:
         return str(self.root / path)
@@ -444,7 +458,9 @@ def _entered(directory: int, name: str, *, make: bool) -> int:
     return os.open(name, _ENTER, dir_fd=directory)
 
 
-def _empty(directory: int) -> None:
+def _empty(directory: int, too_deep: ForeignFileError, levels: int = _DEEPEST) -> None:
+    if not levels:
+        raise too_deep
     with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
@@ -453,7 +469,7 @@ def _empty(directory: int) -> None:
                     continue
                 inner = os.open(entry.name, _LIST, dir_fd=directory)
                 try:
-                    _empty(inner)
+                    _empty(inner, too_deep, levels - 1)
                 finally:
                     os.close(inner)
                 os.rmdir(entry.name, dir_fd=directory)
@@ -468,6 +484,12 @@ def _sync_names(directory: int) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _leave_out(error: ForeignFileError, *, expects_own: bool) -> None:
+    if expects_own:
+        raise error
+    _warn_once(str(error))
 
 
 @lru_cache(maxsize=4096)
