@@ -898,7 +898,8 @@ failure_config = {max_failures = 1}
 
 
 def test_a_job_in_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "job.toml").write_text(JOB)
+    # As editors on Windows write it.
+    (tmp_path / "job.toml").write_text(JOB, "utf-8-sig")
     file, storage = str(tmp_path / "job.toml"), f"run_config.storage_path={tmp_path}"
     assert main(["run", file, "--set", storage]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/job: finished. loss 1\n"

@@ -29,6 +29,7 @@ num_workers = [2, 8]
 
 [run_config]
 name = "higgs"
+observers = [{import = "pathlib:Path.cwd"}]
 
 [run_config.failure_config]
 max_failures = 3
@@ -48,7 +49,11 @@ def test_keys_are_the_arguments_of_make_trainer() -> None:
         "datasets": {"train": "rows.parquet"},
         "dataset_config": {"train": DataConfig(shuffle=True)},
         "scaling_config": ScalingConfig(num_workers=(2, 8)),
-        "run_config": RunConfig(name="higgs", failure_config=FailureConfig(max_failures=3)),
+        "run_config": RunConfig(
+            name="higgs",
+            observers=(Path.cwd,),
+            failure_config=FailureConfig(max_failures=3),
+        ),
     }
 
 

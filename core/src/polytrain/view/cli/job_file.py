@@ -161,7 +161,7 @@ def _made(name: str, value: Any) -> Any:
         return {each: _config(f"{name}.{each}", DataConfig, own) for each, own in value.items()}
     if isinstance(value, dict):
         return {key: _made("", each) for key, each in value.items()}
-    return value
+    return [_made("", each) for each in value] if isinstance(value, list) else value
 
 
 def _config(name: str, cls: type[Any], table: Mapping[str, Any]) -> Any:

@@ -177,7 +177,7 @@ def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
     from polytrain_plugins.close_names import did_you_mean_file
 
     try:
-        return make_trainer(**arguments_of(job_of(path.read_text("utf-8"), settings)))
+        return make_trainer(**arguments_of(job_of(path.read_text("utf-8-sig"), settings)))
     except FileNotFoundError as error:
         meant = did_you_mean_file(path)
         raise Refused(f"There is no file {path}. {meant}".strip()) from error
