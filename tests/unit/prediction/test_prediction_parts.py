@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from polytrain.data.read.pieces import Piece
 from polytrain.prediction.parts import PART_ROWS, cut, default_part_rows, divided, units
-from polytrain.prediction.predictor import streams
+from polytrain.prediction.predictor import as_table, streams
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,15 @@ def test_a_pass_is_cut_into_the_rows_of_its_parts(
         for part, table in cut(tables, unit):
             found.setdefault(part.number, []).extend(table["row"].to_pylist())
         assert found == {part.number: list(part.rows) for part in unit}
+
+
+def test_one_row_of_several_dimensions_is_a_column_of_tensors() -> None:
+    row = np.arange(6.0).reshape(3, 2)
+    found = as_table(row[np.newaxis], pa.table({"k": [7]}), prediction_column="p")
+    assert found.column("p").combine_chunks().to_numpy_ndarray().tolist() == [row.tolist()]
+
+
+def test_predictions_that_arrow_has_no_type_for_are_floats() -> None:
+    kinds = pytest.importorskip("ml_dtypes", reason="it comes with TensorFlow")
+    found = as_table(np.ones((1, 2), kinds.bfloat16), pa.table({"k": [7]}), prediction_column="p")
+    assert found.column("p").type == pa.list_(pa.float32(), 2)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from polytrain.data.read.describe import Source
 from polytrain.data.read.pieces import in_steps
 from polytrain.data.shards.rows import PieceRows
+from polytrain.data.types.nested import tensors_of
 from polytrain.functions.pickling import dumps
 from polytrain.prediction.model_files import ModelFiles
 from polytrain.prediction.output_files import OutputFiles
@@ -179,11 +180,14 @@ def as_table(predictions: Predictions, keys: pa.Table, *, prediction_column: str
 def _column(array: np.ndarray[Any, Any]) -> pa.Array:
     """Return a column of numbers, of lists of one length, or of tensors."""
     array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        # Arrow has none.
+        array = array.astype(np.float32)
     if array.ndim == 1:
         return pa.array(array)
     if array.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+    return tensors_of(array)
 
 
 def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
