@@ -73,6 +73,8 @@ def test_options_are_the_frameworks(quiet: RunConfig, table: pa.Table, backend: 
     result = fit(quiet, table, 0, backend=backend)
     margin = result.predict(table, **options[backend])
     assert 1 / (1 + np.exp(-margin)) == pytest.approx(result.predict(table), rel=1e-5)
+    with pytest.raises(InvalidJobError, match=r"pred_leav: .*Did you mean 'pred_leaf'\?"):
+        result.predict(table, pred_leav=True)
 
 
 def test_a_column_that_is_missing_is_named(result: Result, table: pa.Table) -> None:

@@ -19,6 +19,7 @@ from polytrain_lightgbm.objectives import (
     objective_problems,
 )
 from polytrain_lightgbm.parameters import (
+    OF_PREDICTIONS,
     PARAMETERS_OF_FEATURES,
     ROW_DRAWS,
     boosting_of,
@@ -32,7 +33,7 @@ from polytrain_lightgbm.parameters import (
     without,
 )
 from polytrain_lightgbm.private import is_early_stopping
-from polytrain_plugins import Capabilities, Demand, Job, Problem
+from polytrain_plugins import Capabilities, DatasetInfo, Demand, Job, Problem, unknown_name
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
@@ -43,6 +44,12 @@ _REFUSED_BY_FORESTS = {
     "init_score": "takes no initial scores",
 }
 """Option that can't be used with random forests → what LightGBM doesn't do."""
+
+
+_OF_PREDICT = (
+    *("start_iteration", "num_iteration", "raw_score", "pred_leaf", "pred_contrib"),
+    *("validate_features", *OF_PREDICTIONS),
+)
 
 
 def network_params() -> dict[str, Any]:
@@ -265,6 +272,12 @@ class LightGBM(Booster):
                 "Use 'l1' with weight=…, a column with each row's weight divided by "
                 "max(1, abs(label)): that is the same loss",
             )
+
+    def prediction_problems(
+        self, options: Mapping[str, Any], data: DatasetInfo
+    ) -> Iterable[Problem]:
+        for name in options:
+            yield from unknown_name(name, name, _OF_PREDICT, "the arguments of Booster.predict")
 
     def demand(self, job: Job) -> Demand:
         # One rank that trains by itself is two machines of a network, and needs as many ports.

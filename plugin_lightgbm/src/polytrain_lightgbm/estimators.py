@@ -31,7 +31,7 @@ from polytrain.boosting.estimators import (
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.known_parameters import ALIASES, COMMAND_LINE
 from polytrain_lightgbm.of_rows import OfRows
-from polytrain_lightgbm.parameters import PARAMETERS, parameter_names, value, without
+from polytrain_lightgbm.parameters import OF_PREDICTIONS, PARAMETERS, value, without
 from polytrain_lightgbm.private import is_recording
 
 Names = Sequence[str] | str
@@ -43,12 +43,6 @@ _METRIC_OF_SEVERAL = {
 """Name in `eval_metric` → metric, to follow "binary_" or "multi_" by the number of classes."""
 
 _EVAL_AT = ("eval_at", "ndcg_eval_at", "ndcg_at", "map_eval_at", "map_at")
-_OF_PREDICT = (
-    *("pred_early_stop", "pred_early_stop_freq", "pred_early_stop_margin"),
-    *("predict_disable_shape_check", *parameter_names("num_threads")),
-    *parameter_names("verbosity"),
-)
-"""LightGBM's parameters that `predict` accepts."""
 
 
 class _LGBMEstimator(BackendEstimator):
@@ -230,11 +224,11 @@ class _LGBMEstimator(BackendEstimator):
             validate_features: match columns by name; otherwise, by position.
             kwargs: LightGBM's parameters for predictions.
         """
-        unknown = sorted({*kwargs} - {*_OF_PREDICT})
+        unknown = sorted({*kwargs} - {*OF_PREDICTIONS})
         if unknown:
             raise TypeError(
                 f"predict() has no argument {unknown[0]!r}, and LightGBM no such parameter for "
-                f"predictions, where it would be ignored. There are: {', '.join(_OF_PREDICT)}"
+                f"predictions, where it would be ignored. There are: {', '.join(OF_PREDICTIONS)}"
             )
         return self._predicted(
             X,

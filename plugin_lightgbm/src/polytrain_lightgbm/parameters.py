@@ -34,6 +34,14 @@ def own_name(name: str) -> str:
     return next((own for own, aliases in ALIASES.items() if name in aliases), name)
 
 
+OF_PREDICTIONS = (
+    *("pred_early_stop", "pred_early_stop_freq", "pred_early_stop_margin"),
+    *("predict_disable_shape_check", *parameter_names("num_threads")),
+    *parameter_names("verbosity"),
+)
+"""The parameters that predictions accept."""
+
+
 def _all_names(names: Iterable[str]) -> list[str]:
     return [each for name in names for each in parameter_names(name)]
 
