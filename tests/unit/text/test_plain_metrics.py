@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import polytrain
 from polytrain.errors import NotInWorkerError
+from polytrain.record.entries import MetricsReported
+from polytrain.record.lines import DraftReports
 from polytrain.text.metrics import plain_metrics, single_values
 from polytrain.workers.processes.channel import FrameBuffer, pack
 
@@ -160,9 +162,13 @@ def test_outside_a_training_function_nothing_can_be_reported(
 
 def test_metrics_that_no_journal_could_hold_are_refused_when_they_are_reported() -> None:
     metrics: Any = 1
-    for _ in range(97):
+    for _ in range(96):
         metrics = {"a": metrics}
     assert plain_metrics({"deep": metrics}) == {"deep": metrics}
+    many = DraftReports()
+    for step in range(16):
+        many.add(MetricsReported(step=step, metrics={"deep": metrics}), "")
+    assert many.text(1)
     with pytest.raises(ValueError, match="nested in more than 100 levels"):
         plain_metrics({"deep": {"a": metrics}})
 
