@@ -444,5 +444,6 @@ def test_a_snapshot_that_has_changed_is_not_stored(
     overwrite(source / "model")
     with pytest.raises(SnapshotChangedError, match="'model' was written to before it was stored"):
         store.store_part(DIRECTORY, 0, snapshot, stamps)
+    assert not list(Path(store.location_of(DIRECTORY).address).iterdir())
     store.sweep(before=AttemptId(token=2, attempt=0))
     assert directories(store) == []

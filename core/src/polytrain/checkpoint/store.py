@@ -159,16 +159,18 @@ class CheckpointStore:
             )
 
         def store(name: str) -> StoredFile:
+            path = f"{CHECKPOINTS}/{directory}/{name}"
             with files.reading(f"{below}/{name}") as opened:
                 if name in stored_already:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 else:
-                    path = f"{CHECKPOINTS}/{directory}/{name}"
                     digest = self._storage.put(staged / name, path, move=True)
                 # Use the descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
                 if name not in stored_already:
+                    # Nobody may take it for what was reported, if the checkpoint itself is kept.
+                    self._storage.delete(path)
                     raise SnapshotChangedError(
                         f"{name!r} was written to before it was stored. Write each checkpoint's "
                         "files into a new directory, or report with upload='sync'"
