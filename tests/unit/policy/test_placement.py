@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -78,18 +79,29 @@ def test_a_smaller_run_waits_if_more_may_come(
 
 
 def test_agents_leave_if_other_nodes_hold_the_workers() -> None:
-    departure = policy(2).departure({5: "a", 6: "b"}, frozenset({"a"}), nodes(a=4, b=2))
+    departure = policy(2).departure({5: "a", 6: "b"}, {"a": math.inf}, nodes(a=4, b=2))
     assert departure == Departure(leaving=frozenset({5}), avoided=frozenset({"a"}))
 
 
 def test_agents_stay_if_no_other_node_holds_the_workers() -> None:
-    departure = policy(2).departure({5: "a", 6: "b"}, frozenset({"a"}), nodes(a=4, b=1))
+    departure = policy(2).departure({5: "a", 6: "b"}, {"a": math.inf}, nodes(a=4, b=1))
     assert (departure.leaving, departure.avoided) == (frozenset(), frozenset())
     assert "1 agent stays on nodes that are to be left" in departure.reason
 
 
+@pytest.mark.parametrize(("others", "says"), [({}, ""), ({"c": 1}, "1 agent stays on nodes")])
+def test_agents_leave_a_node_that_goes_rather_than_one_that_is_avoided_for_a_while(
+    others: dict[str, int], says: str
+) -> None:
+    avoid = {"a": 700.0, "b": math.inf}
+    departure = policy(2).departure({5: "a", 6: "b"}, avoid, nodes(a=2, b=2, **others))
+    assert (departure.leaving, departure.avoided) == (frozenset({6}), frozenset({"b"}))
+    assert departure.reason.startswith(says)
+    assert bool(departure.reason) == bool(says)
+
+
 def test_nodes_without_agents_are_avoided() -> None:
-    departure = policy(2).departure({5: "b"}, frozenset({"a"}), {})
+    departure = policy(2).departure({5: "b"}, {"a": math.inf}, {})
     assert departure == Departure(leaving=frozenset(), avoided=frozenset({"a"}))
 
 

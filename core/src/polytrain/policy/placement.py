@@ -226,21 +226,29 @@ class PlacementPolicy:
         return coming > 0 and self.scaling.min_workers <= up < size
 
     def departure(
-        self, agents: Mapping[int, str], avoid: Collection[str], living: Nodes
+        self, agents: Mapping[int, str], avoid: Mapping[str, float], living: Nodes
     ) -> Departure:
         """Decide which agents leave the nodes to avoid: none if other nodes can't hold the workers.
 
+        Nodes that are avoided only for a while hold workers before those that are left for good.
+
         Args:
             agents: the node of each agent that has arrived, by its number.
+            avoid: node → the time from which it may get agents again.
         """
-        leaving = frozenset(number for number, node in agents.items() if node in avoid)
-        others = [resources for node, resources in living.items() if node not in avoid]
-        capacity = worker_capacity(others, self.scaling.resources).workers
-        if not leaving or capacity >= self.scaling.min_workers:
-            return Departure(leaving=leaving, avoided=frozenset(avoid))
-        agents_stay = numbered(len(leaving), "agent", "stay")
-        reason = f"{agents_stay} on nodes that are to be left: no others can hold the workers"
-        return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
+        for_good = frozenset(node for node, until in avoid.items() if until == math.inf)
+        for avoided in (frozenset(avoid), for_good, frozenset[str]()):
+            leaving = frozenset(number for number, node in agents.items() if node in avoided)
+            others = [resources for node, resources in living.items() if node not in avoided]
+            capacity = worker_capacity(others, self.scaling.resources).workers
+            if not leaving or capacity >= self.scaling.min_workers:
+                break
+        staying = sum(node in avoid for node in agents.values()) - len(leaving)
+        reason = ""
+        if staying and not living.keys() <= avoid.keys():
+            agents_stay = numbered(staying, "agent", "stay")
+            reason = f"{agents_stay} on nodes that are to be left: no others can hold the workers"
+        return Departure(leaving=leaving, avoided=avoided, reason=reason)
 
     def why_loss_is_final(self, kind: FailureKind, reason: str, losses: int) -> str | None:
         """Return why the loss of a requested agent fails the placement; None if it continues.
