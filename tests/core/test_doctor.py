@@ -166,9 +166,19 @@ def test_a_backend_whose_framework_is_missing(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_backend_whose_ranks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "_ranks", fails)
+    # A machine with one CPU has room for both.
+    monkeypatch.setenv("POLYTRAIN_LOCAL_CPUS", "1")
     finding = checked("backend", lambda: worlds.backend("reference"))
     assert finding.verdict is Verdict.FAILED
     assert "the interface is down" in finding.what
+
+
+def test_a_backend_that_no_run_can_have_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYTRAIN_LOCAL_CPUS", "many")
+    finding = checked("backend", lambda: worlds.backend("reference"))
+    assert finding.verdict is Verdict.FAILED
+    assert finding.what.startswith("POLYTRAIN_LOCAL_CPUS: it is 'many'")
+    assert finding.remedy.startswith("Set it to a number above 0")
 
 
 def fails() -> None:

@@ -30,11 +30,17 @@ def backend(name: str) -> str:
             result = make_trainer(
                 name,
                 _ranks,
-                scaling_config=ScalingConfig(num_workers=_RANKS, cluster="local"),
+                scaling_config=ScalingConfig(
+                    num_workers=_RANKS,
+                    cluster="local",
+                    # A machine with one CPU has room for both.
+                    resources_per_worker={"CPU": 0.01},
+                ),
                 run_config=RunConfig(name=name, storage_path=directory, progress=False),
             ).fit()
         except InvalidJobError as error:
-            raise CheckFailed(str(error), "See above") from error
+            what = "; ".join(f"{each.field}: {each.what}" for each in error.problems)
+            raise CheckFailed(what, "; ".join(each.remedy for each in error.problems)) from error
         except TrainingFailedError as error:
             raise CheckFailed(f"{error.failures[0]}", "Train with it, and read the log") from error
     if result.return_values != tuple(range(_RANKS)):
