@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.problems import GOOD
 
 from polytrain import (
     CheckpointConfig,
@@ -177,6 +179,19 @@ def test_a_training_function_makes_its_checkpoints_itself(problems: Any) -> None
         "CheckpointConfig.checkpoint_frequency"
     )
     assert "polytrain.report(metrics, checkpoint=…)" in problem.remedy
+
+
+def test_a_condition_finishes_no_run_without_a_checkpoint(problems: Any) -> None:
+    """Where every rank writes a part, none is made at the step at which rank 0 meets it."""
+    by_all = CheckpointConfig(written_by="every_rank")
+    for condition in ({"stop": {"train-mse": 0.1}}, {"time_budget_s": 60}):
+        run = RunConfig(checkpoint_config=by_all, **condition)
+        problem = problems(run_config=run).only("CheckpointConfig.checkpoint_frequency")
+        assert f"RunConfig.{next(iter(condition))} may finish the run" in problem.what
+    assert make_trainer("reference", **GOOD, run_config=RunConfig(checkpoint_config=by_all))
+    often = replace(by_all, checkpoint_frequency=2)
+    config = RunConfig(stop={"train-mse": 0.1}, checkpoint_config=often)
+    assert make_trainer("reference", **GOOD, run_config=config)
 
 
 def test_everything_that_is_wrong_with_a_configuration_is_in_one_error(problems: Any) -> None:

@@ -208,19 +208,40 @@ def ray_data_problems(spec: RunSpec) -> Iterator[Problem]:
 
 def frequency_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield a problem if checkpoints are requested of polytrain that only the function can make."""
-    backend: Backend | None = spec.backend
-    has_function = spec.train_loop_per_worker is not None or (
-        backend is not None and backend.program(max_failures=0) is not None
-    )
     checkpoints = spec.run_config.checkpoint_config
     frequency = getattr(checkpoints, "checkpoint_frequency", 0)
-    if has_function and is_whole(frequency) and frequency > 0:
+    if _has_function(spec) and is_whole(frequency) and frequency > 0:
         yield Problem(
             field="CheckpointConfig.checkpoint_frequency",
             what="a training function makes its checkpoints itself",
             remedy="Leave it out, and call polytrain.report(metrics, checkpoint=…) in the function "
             "as often as you want one",
         )
+
+
+def unsaved_end_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield a problem if a condition would finish a run without a checkpoint.
+
+    If every rank writes a part of it, one can't be made at the step at which rank 0 meets it.
+    """
+    config = spec.run_config
+    given = {"stop": config.stop, "time_budget_s": config.time_budget_s}
+    conditions = [name for name, value in given.items() if value not in (None, {})]
+    if conditions and not _has_function(spec) and not spec.saves_by_itself:
+        yield Problem(
+            field="CheckpointConfig.checkpoint_frequency",
+            what=f"it is 0, and RunConfig.{conditions[0]} may finish the run: where every rank "
+            "writes a part of a checkpoint, there would be none",
+            remedy="Give a number of steps, such as checkpoint_frequency=10",
+        )
+
+
+def _has_function(spec: RunSpec) -> bool:
+    """Whether there is a training function, or a program of the backend's."""
+    backend: Backend | None = spec.backend
+    return spec.train_loop_per_worker is not None or (
+        backend is not None and backend.program(max_failures=0) is not None
+    )
 
 
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:

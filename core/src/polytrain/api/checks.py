@@ -15,6 +15,7 @@ from polytrain.api.backend_checks import (
     backend_problems,
     function_problems,
     ray_data_problems,
+    unsaved_end_problems,
     unused_gpu_problems,
     virtual_worker_problems,
 )
@@ -108,6 +109,8 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
                 remedy="Give it what can be pickled; what else it needs, its engine makes",
                 any_size=True,
             )
+        if not problems:
+            problems += unsaved_end_problems(spec)
         if not problems:
             # It needs a backend with valid options.
             demand = demand_of(backend, job)
