@@ -75,3 +75,11 @@ def test_a_checkpoint_without_files_is_not_committed(tmp_path: Path) -> None:
         session = session_with(SocketChannel(theirs), tmp_path, engine=engine)
         with pytest.raises(TypeError, match=r"WritesElsewhere.save has written no file"):
             session.finish(np.zeros(2))
+
+
+@pytest.mark.parametrize("why_not", [None, 5])
+def test_a_reason_that_no_journal_could_hold_is_refused(tmp_path: Path, why_not: Any) -> None:
+    """Nobody could read the run again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TypeError, match=rf"record_exactness\({why_not}\): give text"):
+        begun(tmp_path, theirs).record_exactness(why_not)

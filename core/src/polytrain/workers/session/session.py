@@ -382,6 +382,8 @@ class WorkerSession:
 
     def record_exactness(self, why_not: str) -> None:
         """Record a check of virtual workers; see `worker_api.record_exactness`."""
+        if not isinstance(why_not, str):
+            raise TypeError(f"record_exactness({why_not!r}): give text, empty for no reason")
         with self._lock:
             self._channel.send(exactness_message(why_not))
 

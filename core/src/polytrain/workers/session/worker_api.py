@@ -280,6 +280,7 @@ def record_exactness(why_not: str) -> None:
 
     Raises:
         NotInWorkerError: outside a training function.
+        TypeError: it isn't text, which the run's journal needs.
     """
     _session("record_exactness").record_exactness(why_not)
 
