@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import click
 import pytest
 from tests.unit.record.recorded import RUN, Line, journal, opened
 
+import polytrain
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, Manifest, StoredFile
+from polytrain.errors import CheckpointError, RunOwnedError
 from polytrain.events.output import Output
+from polytrain.linux.processes import started_at
 from polytrain.output.echo import echo, output_line
 from polytrain.output.line_layout import printable
 from polytrain.output.worker_output import WorkerOutput
@@ -171,6 +175,31 @@ def test_nothing_that_a_driver_answers_controls_a_terminal(
 ) -> None:
     main([command[0], str(active), *command[1:]])
     assert r"\u202e" in said(capsys, has_lines=command[0] == "stacks")
+
+
+def test_errors_of_a_program_control_no_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python prints them as they are."""
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoints" / DAMAGED.directory
+    write(checkpoint / MANIFEST_NAME, DAMAGED.to_json().encode())
+    write(run / "journal.jsonl", b"".join(journal(list(RUN))))
+    with pytest.raises(CheckpointError) as damaged:
+        polytrain.load(checkpoint)
+    assert polytrain.load(run).checkpoint is None
+    storage = Location.of(run).open()
+    with leased(storage, storage) as lease:
+        pass
+    released = json.loads(storage.read(lease.path))
+    process = {"pid": os.getppid(), "process_started": started_at(os.getppid())}
+    owner = {**released, **process, "host": HOSTILE, "since": HOSTILE, "released": False}
+    write(run / f"leases/{lease.token + 1:06d}", json.dumps(owner).encode())
+    with pytest.raises(RunOwnedError) as owned, leased(storage, storage):
+        pass
+    for text in (str(damaged.value), caplog.messages[0], str(owned.value)):
+        assert SHOWN in text
+        assert printable(text) == text
 
 
 def test_a_warning_of_a_command_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

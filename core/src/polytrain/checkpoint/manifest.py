@@ -17,6 +17,7 @@ from polytrain.errors import DamagedFileError
 from polytrain.storage.protocol import expect_inside
 from polytrain.storage.typed_json import Count, Ranks, fitting
 from polytrain.text import strict_json
+from polytrain.text.described import shown_name
 
 MANIFEST_NAME = "polytrain-manifest.json"
 FORMAT = 5
@@ -144,9 +145,9 @@ def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]
     for file in manifest.files:
         size = sizes.get(file.name)
         if size is None:
-            found.append(f"{file.name} is missing")
+            found.append(f"{shown_name(file.name)} is missing")
         elif size != file.size:
-            found.append(f"{file.name} has {size} bytes instead of {file.size}")
+            found.append(f"{shown_name(file.name)} has {size} bytes instead of {file.size}")
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import small_at_once
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, expect_inside
+from polytrain.text.described import shown_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,6 @@ def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:
 def _expect(digest: str, file: StoredFile, location: Location) -> None:
     if digest != file.sha256:
         raise CheckpointError(
-            f"{file.name} in {location.address} differs from what was committed: the checkpoint is "
-            "damaged. Use an older one."
+            f"{shown_name(file.name)} in {location.address} differs from what was committed: the "
+            "checkpoint is damaged. Use an older one."
         )

@@ -37,6 +37,7 @@ from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.calls import at_once, retry, small_at_once
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, storage_errors
+from polytrain.text.described import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +310,7 @@ class CheckpointStore:
             lambda file: self._digest(manifest, file), {file: file.size for file in manifest.files}
         )
         return tuple(
-            f"{file.name} differs from what was committed"
+            f"{shown_name(file.name)} differs from what was committed"
             for file, digest in digests.items()
             if digest != file.sha256
         )

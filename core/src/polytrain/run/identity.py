@@ -20,6 +20,7 @@ from polytrain.functions.users_code import name_of_type
 from polytrain.record.configuration import digests, shown, without_secrets
 from polytrain.record.entries import CODE_AFTER, CodeContent
 from polytrain.text import strict_json
+from polytrain.text.described import shown_name
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 
@@ -237,9 +238,10 @@ def differences(
     for name in sorted(before["options"].keys() | now["options"].keys()):
         was, is_ = before["options"].get(name), now["options"].get(name)
         if not _same(was, is_) and name not in mutable_on_resume:
-            yield Problem(field=name, what=_changed(name, was, is_), remedy=remedy)
+            yield Problem(field=shown_name(name), what=_changed(name, was, is_), remedy=remedy)
     if before["datasets"].keys() != now["datasets"].keys():
-        was, is_ = (", ".join(sorted(one["datasets"])) or "none" for one in (before, now))
+        names = (sorted(map(shown_name, one["datasets"])) for one in (before, now))
+        was, is_ = (", ".join(each) or "none" for each in names)
         yield Problem(field="datasets", what=f"they were {was}, now they are {is_}", remedy=remedy)
         return
     for name, config in now["datasets"].items():

@@ -31,6 +31,7 @@ from polytrain.linux.processes import started_at
 from polytrain.record.history import JOURNAL, last_token
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import Count, Duration, Seconds, Within, read_json
+from polytrain.text.described import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class _Owner:
             return None
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
+        host, since = map(shown_name, (self.host, self.since))
+        return f"process {self.pid} on {host}, since {since}"
 
 
 class Lease:

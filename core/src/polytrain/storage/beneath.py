@@ -22,6 +22,7 @@ from pathlib import Path
 
 from polytrain.storage.calls import TargetError, is_unwritable
 from polytrain.storage.protocol import expect_inside
+from polytrain.text.described import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -347,21 +348,16 @@ class Beneath:
         if stat.S_ISLNK(status.st_mode):
             remedy = ", or put what it leads to in its place"
         return ForeignFileError(
-            f"{self._shown(path)} is {kind}: below {self.root} only files and directories of its "
-            f"own are used, as others may write there. Remove it{remedy}"
+            f"{shown_name(self._at(path))} is {kind}: below {self.root} only files and directories "
+            f"of its own are used, as others may write there. Remove it{remedy}"
         )
 
     def _too_deep(self, path: str) -> ForeignFileError:
         above = "/".join(path.split("/")[:3])
         return ForeignFileError(
-            f"{self._shown(above)} has directories in more than {_DEEPEST} levels, of which the "
-            "deeper ones aren't used, as others may write there. Remove it"
+            f"{shown_name(self._at(above))} has directories in more than {_DEEPEST} levels, of "
+            "which the deeper ones aren't used, as others may write there. Remove it"
         )
-
-    def _shown(self, path: str) -> str:
-        # An attacker may have chosen the name to control a terminal.
-        name = self._at(path)
-        return name if name.isprintable() else repr(name)
 
     def _at(self, path: str) -> str:
         return str(self.root / path)

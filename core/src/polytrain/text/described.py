@@ -119,6 +119,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return printable if len(printable) <= longest else f"{printable[: longest - 1]}…"
 
 
+def shown_name(name: str) -> str:
+    """Return a name that somebody else has chosen, with escapes if it could control a terminal."""
+    return name if name.isprintable() else repr(name)
+
+
 def given_fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that aren't its defaults.
 
