@@ -53,6 +53,19 @@ def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
         assert Path(start.path, "model").read_bytes() == content
 
 
+def test_a_copy_that_the_last_attempt_has_changed_is_fetched_again(tmp_path: Path) -> None:
+    start = starting_point(far_away("theirs", b"model"))
+    near = Path(str(brought_near(start, tmp_path).path))
+    (near / "cache").touch()
+    fetched = (near / "model").stat()
+    assert brought_near(start, tmp_path).path == str(near)
+    assert (near / "model").stat() == fetched, "it is as it was"
+    for change in (lambda file: file.write_bytes(b"of others"), Path.unlink):
+        change(near / "model")
+        assert brought_near(start, tmp_path).path == str(near)
+        assert (near / "model").read_bytes() == b"model"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_disk_with_no_room_for_a_checkpoint_is_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

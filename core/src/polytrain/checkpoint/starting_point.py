@@ -159,12 +159,35 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     # A run that starts from another run's checkpoint may have one of the same name.
     address = hashlib.sha256(start.location.address.encode()).hexdigest()
     target = scratch / "restored" / address / start.location.name
-    if not target.is_dir():
+    if not _is_as_fetched(target):
         # Earlier restored files aren't needed: no worker process is alive.
         with contextlib.suppress(OSError):
             Beneath(scratch).delete_below("restored")
         fetch(start.location, start.files, target, near=scratch)
+        with Beneath(target.parent).overwriting(f"{target.name}{_STAMPS}") as file:
+            file.write(json.dumps(_stamps(target)).encode())
     return replace(start, location=Location.of(target))
+
+
+_STAMPS = ".stamps"
+"""Suffix of the file beside restored files that shows whether they have changed since."""
+
+
+def _stamps(directory: Path) -> dict[str, list[int]]:
+    return {
+        name: [status.st_ino, status.st_size, status.st_mtime_ns]
+        for name, status in Beneath(directory).files()
+    }
+
+
+def _is_as_fetched(target: Path) -> bool:
+    """Return whether files are restored, and no training function has changed them since."""
+    try:
+        fetched = json.loads(Beneath(target.parent).read(f"{target.name}{_STAMPS}"))
+        now = _stamps(target)
+    except (OSError, ValueError):
+        return False
+    return all(now.get(name) == stamp for name, stamp in fetched.items())
 
 
 def fetch(
