@@ -30,18 +30,36 @@ class Writer:
         return Place(step=point, metrics={"loss": point}, positions={})
 
 
+def survivor_on(line: Any, directory: Path) -> Survivor:
+    return Survivor(
+        channel=line,
+        attempt=AttemptId(token=1, attempt=0),
+        rank=1,
+        stagings=Stagings(scratch=directory, near=None),
+        place=lambda: Place(step=0, metrics={}, positions={}),
+    )
+
+
+class Forgets(Writer):
+    def write(self, kept: Any, point: int, directory: Path) -> Any:
+        (directory / "state").write_text("all of it")
+
+
+def test_a_writer_that_returns_no_place_is_an_answer_at_once(tmp_path: Path) -> None:
+    """Otherwise the run would wait for an answer until its time limit."""
+    line: Any = Line()
+    survivor_on(line, tmp_path)._answer(Forgets(), 9, 6, 1.0, {})
+    [unwritten] = line
+    assert "StateWriter.write returned None. Return a Place." in unwritten[-1]
+    assert not [*tmp_path.rglob("state")]
+
+
 def test_reports_that_the_host_of_rank_0_may_not_have_passed_on_come_with_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one more, which shows that none is missing."""
     line: Any = Line()
-    survivor = Survivor(
-        channel=line,
-        attempt=AttemptId(token=1, attempt=0),
-        rank=1,
-        stagings=Stagings(scratch=tmp_path, near=None),
-        place=lambda: Place(step=0, metrics={}, positions={}),
-    )
+    survivor = survivor_on(line, tmp_path)
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for step in range(7):

@@ -31,6 +31,7 @@ from polytrain.workers.session.messages import (
     unwritten_message,
     written_message,
 )
+from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
     from polytrain.workers.session.copies import Copies
@@ -146,7 +147,10 @@ def staged_state(
     root, path = beneath(staging)
     try:
         with root.directory(path) as descriptor:
-            return staging, write(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            place: Any = write(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            if not isinstance(place, Place):
+                raise TypeError(f"StateWriter.write returned {a_type(place)}. Return a Place.")
+            return staging, place
     except BaseException:
         remove(staging)
         raise
