@@ -29,6 +29,7 @@ def train_lightning(config: dict[str, Any]) -> None:
     import lightning
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.cli import SaveConfigCallback
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -61,6 +62,13 @@ def train_lightning(config: dict[str, Any]) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    class Parser:
+        """Saves as that of `LightningCLI` does."""
+
+        def save(self, text: str, path: str, *, overwrite: bool, **_: Any) -> None:
+            with Path(path).open("w" if overwrite else "x") as file:
+                file.write(text)
+
     lightning.seed_everything(1, verbose=False)
     x = torch.arange(144.0).reshape(48, 3) / 144
     rows = TensorDataset(x, x.sum(1))
@@ -68,7 +76,7 @@ def train_lightning(config: dict[str, Any]) -> None:
     trainer = Trainer(
         max_epochs=3,
         default_root_dir=output,
-        callbacks=[ModelCheckpoint(**config["saves"])],
+        callbacks=[ModelCheckpoint(**config["saves"]), SaveConfigCallback(Parser(), "config")],
         logger=[CSVLogger(output, "csv"), TensorBoardLogger(output, "tb")],
         log_every_n_steps=1,
         enable_model_summary=False,

@@ -20,6 +20,7 @@ with needed("lightning"):
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
+    from polytrain_torch.lightning.callbacks import saves_config
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.private import WrappingCheckpointIO
 
@@ -143,7 +144,7 @@ def _values(trainer: Trainer) -> Iterator[tuple[str, Any]]:
             if attribute not in _DATA:
                 yield f"{type(data).__name__}.{attribute}", value
     for number, each in enumerate(trainer.callbacks):
-        if _is_library(each) or isinstance(each, _SHOWING) or _has_own_state(each):
+        if _is_library(each) or _shows(each) or _has_own_state(each):
             continue
         own: Iterable[str] = next(
             (names for base, names in _STATEFUL.items() if isinstance(each, base)), ()
@@ -164,7 +165,7 @@ def _unsuitable_hooks(trainer: Trainer) -> str | None:
 
 def _unsuitable_callback(given: list[Any]) -> str | None:
     for each in given:
-        if isinstance(each, (*_STATEFUL, *_SHOWING)):
+        if isinstance(each, tuple(_STATEFUL)) or _shows(each):
             if isinstance(each, callbacks.Checkpoint) and not _is_library(each):
                 return f"{type(each).__name__} saves checkpoints of its own"
             continue
@@ -184,6 +185,10 @@ def _innermost(checkpoint_io: Any) -> Any:
     while isinstance(checkpoint_io, WrappingCheckpointIO):
         checkpoint_io = checkpoint_io.checkpoint_io
     return checkpoint_io
+
+
+def _shows(callback: Any) -> bool:
+    return isinstance(callback, _SHOWING) or saves_config(callback)
 
 
 def _is_library(each: Any) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polytrain import CheckpointConsistencyMode, get_all_reported_checkpoints
 from polytrain_torch.libraries import needed
 
 with needed("lightning"):
@@ -147,6 +149,28 @@ def prepare_callbacks(callbacks: list[Any]) -> None:
         # SpikeDetection loads its running mean under this name.
         if isinstance(each, SpikeDetection) and not hasattr(each, "running"):
             each.running = each.running_mean
+
+
+def saves_config(callback: Any) -> bool:
+    """Whether a callback is the one with which `LightningCLI` saves its configuration."""
+    # Whoever has one has imported its module, which takes a while.
+    cli = sys.modules.get("lightning.pytorch.cli")
+    return isinstance(callback, getattr(cli, "SaveConfigCallback", ()))
+
+
+def save_config_again(callbacks: Iterable[Any], *, is_own_directory: bool) -> None:
+    """Have `LightningCLI` save its configuration again after a restart, instead of refusing to.
+
+    Args:
+        callbacks: a trainer's callbacks.
+        is_own_directory: whether the trainer's directory is named after the run.
+    """
+    for each in callbacks:
+        # Another directory may have another run's configuration, until this one has trained there.
+        if saves_config(each) and (
+            is_own_directory or get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+        ):
+            each.overwrite = True
 
 
 def resume_epoch(trainer: Any, checkpoint: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,19 @@ from polytrain_torch.private import drop_events
 _Row = dict[str, str]
 
 
-def keep_version(loggers: Iterable[Any], number: int) -> None:
+def keep_version(loggers: Sequence[Any], number: int) -> bool:
     """Name loggers' versions after the run, unless the user has named them.
 
     Args:
         loggers: the loggers of a trainer.
         number: number of the trainer in the training function, from 1.
+
+    Returns:
+        Whether the first one, whose directory is also the trainer's, is named after the run.
     """
     run = get_context().get_experiment_name()
     taken = set()
+    named = []
     for logger in loggers:
         if not _is_local(logger) or has_version(logger):
             continue
@@ -41,6 +45,8 @@ def keep_version(loggers: Iterable[Any], number: int) -> None:
         while (type(logger), directory := _named(logger, run, count)) in taken:
             count += 1
         taken.add((type(logger), directory))
+        named.append(logger)
+    return bool(named) and named[0] is loggers[0]
 
 
 class KeptLogs:

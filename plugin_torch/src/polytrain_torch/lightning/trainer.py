@@ -32,7 +32,7 @@ with needed("lightning"):
     from lightning.pytorch.strategies import DDPStrategy
 
     from polytrain_torch.lightning.buffers import SentBuffers
-    from polytrain_torch.lightning.callbacks import is_search, resume_epoch
+    from polytrain_torch.lightning.callbacks import is_search, resume_epoch, save_config_again
     from polytrain_torch.lightning.environments import WorkerEnvironment
     from polytrain_torch.lightning.kept_batches import KeptBatches, leaves_something
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
@@ -115,7 +115,8 @@ class Trainer(lightning.Trainer):
         super().__init__(**{**defaults, **options, **own})
         if workers > 1:
             weigh_ranks(self)
-        keep_version(self.loggers, _trainers.next())
+        is_own_directory = keep_version(self.loggers, _trainers.next())
+        save_config_again(self.callbacks, is_own_directory=is_own_directory)
         self.strategy.process_dataloader = self._split
         # Not in the model's forward: with manual optimization, that does the whole step.
         weigh_backward(self.strategy)
