@@ -58,6 +58,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "accelerate.Accelerator": (
             "_custom_objects",
             "_dataloaders",
+            "_is_accelerate_prepared",
             "_models",
             "_optimizers",
             "_schedulers",

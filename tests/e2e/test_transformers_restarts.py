@@ -102,7 +102,14 @@ def train(config: dict[str, Any]) -> Any:
         eval_dataset=rows,
         callbacks=[Dies(), *stops],
     )
-    prepare_trainer(trainer).train()
+    prepare_trainer(trainer)
+    if config["evaluates"]:
+        trainer.evaluate()
+    trainer.train()
+    weights = [each.tolist() for each in trainer.model.parameters()]
+    of_all: list[Any] = [None] * polytrain.get_context().get_world_size()
+    torch.distributed.all_gather_object(of_all, weights)
+    assert of_all == [weights] * len(of_all)
     at("trained")
     if config["evaluates"]:
         loss = trainer.evaluate()["eval_loss"]
@@ -121,7 +128,7 @@ def fit(quiet: RunConfig, output: Path, **config: Any) -> tuple[Result, int, dic
 
 def reported(result: Result) -> list[dict[str, Any]]:
     """Its metrics, but for times."""
-    timed = ("_runtime", "_per_second")
+    timed = ("_runtime", "_per_second", "_preparation_time")
     return [
         {name: each for name, each in report.items() if not name.endswith(timed)}
         for report in result.history

@@ -12,6 +12,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from polytrain_torch.private import uncompiled
 
 
 def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..., None]:
@@ -44,6 +47,18 @@ def replace_starting_place(
     """
     own = trainer._init_training_state
     trainer._init_training_state = lambda *args: place(own(*args))
+
+
+def prepare_anew(trainer: Any) -> None:
+    """Have Accelerate wrap a model in DDP that `evaluate` or `predict` has prepared without it.
+
+    It takes such a model as it is, and then each rank would train by its own gradients alone.
+    """
+    is_in_ddp = isinstance(uncompiled(trainer.model_wrapped), DistributedDataParallel)
+    if not is_in_ddp and vars(trainer.model).pop("_is_accelerate_prepared", False):
+        # Takes back what mixed precision has made of its forward.
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        trainer.model_wrapped = trainer.model
 
 
 SECONDS = "seconds"

@@ -16,7 +16,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
-from polytrain import get_checkpoint, get_context
+from polytrain import (
+    CheckpointConsistencyMode,
+    get_all_reported_checkpoints,
+    get_checkpoint,
+    get_context,
+)
 from polytrain.extension import keep_all_batches
 from polytrain_torch.checkpoints.parts import part_of, report_part
 from polytrain_torch.checkpoints.rank_parts import (
@@ -57,7 +62,12 @@ from polytrain_torch.transformers.made_by import (
     made_by,
     write_made_by,
 )
-from polytrain_torch.transformers.private import SECONDS, LogSums, replace_end_of_step
+from polytrain_torch.transformers.private import (
+    SECONDS,
+    LogSums,
+    prepare_anew,
+    replace_end_of_step,
+)
 from polytrain_torch.transformers.shards import take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -123,6 +133,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         events.are_repeated = files is not None or is_restart
         is_first_call = False
         if reports.is_whole:
+            prepare_anew(trainer)
             if trainer.args.ddp_broadcast_buffers is not False:
                 # DDP will broadcast this model's buffers: the trainer keeps the unwrapped model.
                 models_in_ddp.add(trainer.model)
@@ -198,6 +209,9 @@ class ReportCallback(TrainerCallback):
         self.is_whole = False
         """Whether DDP trains the model, so that rank 0 saves all of it."""
 
+        self._has_begun = False
+        """Whether `train()` was called in this attempt."""
+
         self.resumes_from: Path | None = None
         """The checkpoint that this call resumes from."""
 
@@ -225,7 +239,7 @@ class ReportCallback(TrainerCallback):
 
     def _begin_call(self, trainer: Trainer) -> Path | None:
         """Note the next call of `train()`; return the files that it resumes from, if any."""
-        self.call = calls.next()
+        self.call, self._has_begun = calls.next(), True
         self.batches_per_epoch = epoch_of(trainer.train_dataset)
         self.is_whole = wraps_in_ddp(trainer.accelerator)
         self.resumes_from = self.files = self.best = None
@@ -249,6 +263,9 @@ class ReportCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
+        if not self._has_begun and _has_trained():
+            # It is an evaluation before the training, reported before that has saved a checkpoint.
+            return
         self._held |= logs or {}
         self._logged, self._logged_step = dict(self._held), state.global_step
         if not control.should_save:
@@ -365,6 +382,15 @@ def _files_of(directory: Path) -> Path:
     """Return the directory of the trainer's files in a checkpoint of either callback."""
     apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
     return apart if apart.is_dir() else directory
+
+
+def _has_trained() -> bool:
+    """Whether a checkpoint of this run is from the next call of `train()`, or a later one."""
+    checkpoint = get_checkpoint()
+    if checkpoint is None or not get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED):
+        return False
+    then = made_by(_files_of(Path(checkpoint.path)))
+    return then is not None and then["call"] >= calls.upcoming()
 
 
 def _refuse_unsafe(directory: Path) -> None:
