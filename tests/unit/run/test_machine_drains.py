@@ -452,6 +452,19 @@ def test_a_rank_that_has_stopped_for_a_move_ends_no_run_before_its_condition(
         assert f"rank 1 has stopped before {met_at}: the next attempt meets it" in play.reason
 
 
+@pytest.mark.parametrize("before", [(), (MOVE,)], ids=["", "after a move"])
+@pytest.mark.parametrize("committed", [4, 5])
+def test_who_asks_to_stop_after_a_condition_is_not_forgotten_with_its_checkpoint(
+    before: tuple[DrainWanted, ...], committed: int
+) -> None:
+    play = Play(2, max_failures=1).launched().training().tell(*before, MET, STOP)
+    assert play.reason == f"{STOP.reason}, as is requested already"
+    play.state = replace(play.state, committed=committed)
+    play.tell(drained(1) if before else raised(1), *killed(2))
+    assert play.conclusion().stopped == (MET if committed == 5 else STOP).stopped
+    assert play.conclusion().succeeded == (committed == 5)
+
+
 def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:
     play = Play(1).launched()
     play.state = replace(play.state, saves=False)

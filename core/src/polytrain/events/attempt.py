@@ -79,6 +79,9 @@ class DrainWanted:
     until_step: int = 0
     """The step that a committed checkpoint must have reached before the run may stop."""
 
+    otherwise: Stopped | None = None
+    """A later request to stop, which counts if that checkpoint is lost."""
+
 
 def move_wanted(nodes: Mapping[str, LeavingNode]) -> DrainWanted:
     """Return the drain that moves a run away from nodes, by their ids."""

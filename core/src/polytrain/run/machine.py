@@ -11,7 +11,7 @@ end, to resize, move or stop, the attempt makes a checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rpds import HashTrieMap
@@ -265,6 +265,8 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
         known = "as was known when its workers were placed there"
         return Transition(state=state, reason=f"{event.reason}, {known}")
     if before is not None and stops and before.purpose is Purpose.STOP:
+        if not event.until_step:
+            state = replace(state, drain=replace(before, otherwise=event.stopped))
         return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:
         names_nodes = bool(event.nodes) and before.purpose is not Purpose.STOP
@@ -335,9 +337,12 @@ def _drained(state: State, rank: int, *, now: float) -> Transition:
     reason = f"rank {rank} has stopped after its checkpoint, {drain.purpose}"
     if rank != 0 and state.committed < drain.until_step:
         # It was asked before rank 0 met a condition, which the next attempt meets again.
-        met_at = f"step {drain.until_step}, at which a condition is met"
-        reason = f"rank {rank} has stopped before {met_at}: the next attempt meets it"
-        drain = replace(drain, purpose=Purpose.MOVE, reason=reason, stopped=None, until_step=0)
+        if drain.otherwise is not None:
+            drain = stop_wanted(drain.otherwise)
+        else:
+            met_at = f"step {drain.until_step}, at which a condition is met"
+            reason = f"rank {rank} has stopped before {met_at}: the next attempt meets it"
+            drain = replace(drain, purpose=Purpose.MOVE, reason=reason, stopped=None, until_step=0)
     state = replace(state, drain=drain)
     return _ended_as_planned(state, reason=reason, now=now)
 
@@ -554,13 +559,14 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     others = tuple(failure for failure in failures if failure is not root)
     ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
-        stopped = state.drain.stopped
         good_step = math.inf if ending.diverged is None else ending.diverged.found.good_step
-        # What has diverged is no end of a run, whatever condition it has met.
-        is_void = stopped is not None and stopped.is_final and (stopped.step or 0) > good_step
-        if state.committed >= state.drain.until_step and not is_void:
-            # The driver that resumes the run, if it is resumed, applies the failure policy.
-            return _stopped(state, state.drain, ended)
+        for drain in _stops(state.drain):
+            stopped = drain.stopped
+            # What has diverged is no end of a run, whatever condition it has met.
+            is_void = stopped is not None and stopped.is_final and (stopped.step or 0) > good_step
+            if state.committed >= drain.until_step and not is_void:
+                # The driver that resumes the run, if it is resumed, applies the failure policy.
+                return _stopped(replace(state, drain=drain), drain, ended)
         # The run's last checkpoint is lost, or bad: the next attempt makes it.
         state = replace(state, drain=None)
     decision = state.policy.decide(attempts)
@@ -591,6 +597,13 @@ def _after_planned_end(state: State, now: float) -> Transition:
         return _stopped(state, drain, EndAttempt(attempt=state.attempt, root=None, reason=""))
     ended = EndAttempt(attempt=state.attempt, root=None, reason=drain.reason)
     return _placed_anew(state, ended, _nodes_to_avoid(state, now))
+
+
+def _stops(drain: DrainWanted) -> Iterator[DrainWanted]:
+    """Yield a request to stop, and the later one that counts if its checkpoint is lost."""
+    yield drain
+    if drain.otherwise is not None:
+        yield stop_wanted(drain.otherwise)
 
 
 def _stopped(state: State, drain: DrainWanted, ended: EndAttempt) -> Transition:
