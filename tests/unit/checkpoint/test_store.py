@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -248,6 +249,15 @@ def test_a_torn_manifest_is_damage(store: CheckpointStore) -> None:
     [damage] = store.damage(made)
     assert "manifest can't be read" in damage
     assert "manifest can't be read" in store.find(since_token=1).damaged[made.directory]
+
+
+def test_a_manifest_that_is_far_too_large_is_damage(store: CheckpointStore) -> None:
+    """As somebody may have made it who may write there: reading it would take all memory."""
+    made = commit(store, 0, model="weights")
+    os.truncate(directory_of(store, made) / MANIFEST_NAME, 1 << 31)
+    [damage] = store.damage(made)
+    assert "manifest can't be read: it has more than 1,073,741,824 bytes" in damage
+    assert store.find(since_token=1).damaged == {made.directory: damage}
 
 
 def test_the_manifest_of_another_checkpoint_is_damage(store: CheckpointStore) -> None:

@@ -11,6 +11,7 @@ process that was mistaken for dead can do no harm.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -434,6 +435,10 @@ class CheckpointStore:
             ) from error
         except (FileNotFoundError, ValueError) as error:
             return f"its manifest can't be read: {error}"
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            return f"its manifest can't be read: {error.strerror}"
         if manifest.directory != directory:
             return f"its manifest is that of another checkpoint, {manifest.directory}"
         return manifest
