@@ -126,7 +126,9 @@ def test_key_columns_are_kept_beside_a_transform(result: Result, tmp_path: Path)
     options: dict[str, Any] = {"output": out, "num_workers": 0}
     result.predict(str(tmp_path / "rows.parquet"), transform=scaled, keep=["id", "x"], **options)
     written = pq.read_table(out)
+    assert written.column_names == ["id", "x", "prediction"]
     assert written["id"].to_pylist() == ROWS["id"].tolist()
+    assert written["x"].to_pylist() == ROWS["x"].tolist()
     assert written["prediction"].to_pylist() == predicted(result, transform=scaled)
 
 

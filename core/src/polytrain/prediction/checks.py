@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
@@ -124,7 +124,8 @@ def option_problems(
         source: the rows to predict.
         is_sent: whether workers in other processes get the options.
     """
-    yield from prediction_problems_of(backend, options, source.info)
+    columns = tuple(without_kept(source.schema.names))
+    yield from prediction_problems_of(backend, options, replace(source.info, columns=columns))
     functions: dict[str, Callable[..., Any]] = {
         name: value for name, value in options.items() if callable(value)
     }
@@ -150,9 +151,23 @@ def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Prob
         )
 
 
+_KEPT = "polytrain kept "
+"""What precedes the name of a key column beside the one that a transform has made of it."""
+
+
+def kept_as(name: str, columns: Collection[str]) -> str:
+    """Return the name of a key column among the columns of the data."""
+    return f"{_KEPT}{name}" if f"{_KEPT}{name}" in columns else name
+
+
+def without_kept(columns: Iterable[str]) -> list[str]:
+    """Return the names of the columns that aren't only kept."""
+    return [name for name in columns if not name.startswith(_KEPT)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithKeys:
-    """A transform whose result also has the key columns."""
+    """A transform whose result also has the key columns, as they were."""
 
     transform: Callable[..., Any]
     keys: tuple[str, ...]
@@ -161,7 +176,10 @@ class WithKeys:
         # Copy the keys: a transform may change arrays in place.
         kept = {name: batch[name].copy() for name in self.keys if name in batch}
         result = self.transform(batch)
-        return {**kept, **result} if isinstance(result, Mapping) else result
+        if not isinstance(result, Mapping):
+            return result
+        beside = {f"{_KEPT}{name}" if name in result else name: kept[name] for name in kept}
+        return {**beside, **result}
 
 
 def with_keys(transform: Any, keys: Any) -> Any:

@@ -31,11 +31,13 @@ from polytrain.prediction.checks import (
     column_problems,
     described,
     device_problems,
+    kept_as,
     key_problems,
     option_problems,
     output_problems,
     transform_problems,
     with_keys,
+    without_kept,
 )
 from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
@@ -119,11 +121,12 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
     model = ModelFiles(checkpoint=request.checkpoint)
     with model.directory() as directory:
         engine = engine_of(request.backend)
-        needed = columns_of(engine, directory, source.schema.names, request.options)
+        names = without_kept(source.schema.names)
+        needed = columns_of(engine, directory, names, request.options)
         digest = "" if request.output is None else digest_of(directory)
     if request.transform is None and {*(needed or ()), *request.keep} & {*source.index}:
         source = described(request.data, columns=[*source.schema.names, *source.index])
-    raise_if_any(column_problems(needed, source.schema.names))
+    raise_if_any(column_problems(needed, without_kept(source.schema.names)))
     # Fingerprint a pipeline by its steps, before it computes blocks.
     known_by = ""
     if request.output is not None:
@@ -155,7 +158,7 @@ def _checked(request: PredictionRequest) -> Source:
         raise InvalidJobError((*problems, *error.problems)) from error
     problems += key_problems(
         request.keep,
-        [*source.schema.names, *(source.index if transform is None else ())],
+        [*without_kept(source.schema.names), *(source.index if transform is None else ())],
         prediction_column=request.prediction_column,
         has_output=request.output is not None,
     )
@@ -216,7 +219,8 @@ def _task(
 ) -> PredictionTask:
     names = source.schema.names
     model_columns = tuple(_for_every_model(request, names) if needed is None else needed)
-    read = {*model_columns, *request.keep}
+    keep = {kept_as(name, names): name for name in request.keep}
+    read = {*model_columns, *keep}
     output = request.output
     return PredictionTask(
         backend=request.backend,
@@ -225,7 +229,7 @@ def _task(
         columns=tuple(name for name in names if name in read),
         model_columns=model_columns,
         batch_size=request.batch_size or request.backend.prediction_batch_size,
-        keep=tuple(request.keep),
+        keep=keep,
         prediction_column=request.prediction_column,
         output=None if output is None else OutputFiles(location=Location.of(output)),
         options=request.options,

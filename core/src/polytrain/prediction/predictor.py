@@ -48,7 +48,9 @@ class PredictionTask:
     batch_size: int | None
     """Maximum rows of a call of the model; None for as many as are read at once."""
 
-    keep: tuple[str, ...]
+    keep: Mapping[str, str]
+    """Key column → its name in the output."""
+
     prediction_column: str
     output: OutputFiles | None
     options: Mapping[str, Any]
@@ -91,12 +93,13 @@ class Predictor:
         if self._task.output is None:
             found = [self._of_table(table) for table in tables]
             return PredictedPart(number=part.number, predictions=joined(found))
+        keep = self._task.keep
         with self._task.output.writing(part.file) as write:
             for table in tables:
                 write(
                     as_table(
                         self._of_table(table),
-                        table.select(list(self._task.keep)),
+                        table.select([*keep]).rename_columns([*keep.values()]),
                         prediction_column=self._task.prediction_column,
                     )
                 )
