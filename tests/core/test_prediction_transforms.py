@@ -21,6 +21,8 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
+from polytrain.functions.pickling import code_in
+from polytrain.prediction.checks import with_keys
 from polytrain.view.cli.job_file import modules_beside_you
 from polytrain.view.cli.predict import command
 
@@ -137,6 +139,10 @@ def test_workers_get_the_transform(result: Result, tmp_path: Path) -> None:
     expected = predicted(result, transform=scaled)
     for data in (ROWS, str(tmp_path / "rows.parquet")):
         assert predicted(result, data, transform=scaled, num_workers=1) == expected
+
+
+def test_a_function_is_found_for_workers_that_cannot_import_it() -> None:
+    assert scaled in [*code_in(with_keys(scaled, ("id",)))]
 
 
 def test_a_directory_without_a_manifest_knows_none(result: Result, tmp_path: Path) -> None:

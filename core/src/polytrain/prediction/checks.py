@@ -165,7 +165,7 @@ def without_kept(columns: Iterable[str]) -> list[str]:
     return [name for name in columns if not name.startswith(_KEPT)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: `code_in` looks for the user's function
 class WithKeys:
     """A transform whose result also has the key columns, as they were."""
 
