@@ -37,6 +37,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.data.shards import assignment
 from polytrain.testing.processes import eventually, is_alive, title
 
@@ -445,6 +446,13 @@ def test_what_a_run_cannot_start_from_is_refused_before_any_worker_starts(tmp_pa
             [problem] = caught.value.problems
             assert problem.field == "restore_from"
             assert f"Result.from_path({result.path!r})" in problem.remedy
+    copy = Path(result.checkpoint.to_directory(tmp_path / "copy"))
+    model = next(file for file in copy.iterdir() if file.name != MANIFEST_NAME)
+    model.write_bytes(model.read_bytes() + b"\n")
+    with pytest.raises(InvalidJobError, match=r"a copy that lacks polytrain-manifest\.json"):
+        trainer("changed", copy).fit()
+    (copy / MANIFEST_NAME).unlink()
+    assert trainer("changed", copy).fit().finished
     with pytest.raises(InvalidJobError, match="of the backend 'reference', which 'xgboost' can't"):
         make_trainer(
             "xgboost",

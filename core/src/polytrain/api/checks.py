@@ -37,6 +37,7 @@ from polytrain.api.validation_checks import (
     without_ray_problems,
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.config.configs import RunConfig, ScalingConfig
@@ -203,7 +204,8 @@ def unreadable_start(error: Exception) -> Problem:
         field="restore_from",
         what=f"it can't be read: {error}",
         remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory. A run "
-        "that has checkpoints of its own is resumed without it",
+        "that has checkpoints of its own is resumed without it. Files that you have changed can be "
+        f"passed as a copy that lacks {MANIFEST_NAME}",
     )
 
 
