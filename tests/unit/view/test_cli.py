@@ -373,7 +373,8 @@ def test_who_no_longer_follows_a_run_is_shown_no_end_of_it(
 
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=press_ctrl_c)
     monkeypatch.setattr("polytrain.view.cli.following.time", clock)
-    assert main(["show", str(stalled), "--follow", *options]) == 0
+    # `polytrain show -f RUN && deploy` deploys only what has finished.
+    assert main(["show", str(stalled), "--follow", *options]) == 130
     said = capsys.readouterr().out
     assert "start" in said
     assert "interrupted" not in said
@@ -393,7 +394,9 @@ def test_who_follows_a_run_for_a_reader_that_is_gone_ends(
     os.close(reader)
     with open(writer, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        assert main(["show", str(stalled), "--follow", "--json"]) == 0
+        with pytest.raises(SystemExit) as ended:
+            main(["show", str(stalled), "--follow", "--json"])
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("command", ["stop", "stacks"])

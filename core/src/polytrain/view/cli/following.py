@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,6 +110,7 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
 
     Raises:
         click.ClickException: its storage can't be read.
+        BrokenPipeError: nobody reads what is printed.
     """
     info = RunInfo(
         name=run.location.name,
@@ -135,7 +138,7 @@ def followed(run: PresentRun, *, as_json: bool) -> None:
                         failure = None
             if is_closed:
                 break
-        # Not after Ctrl-C, or an error of the storage: the run may continue.
+        # Not after Ctrl-C, or if nobody reads any more: the run continues.
         is_over = True
     if failure is not None and not as_json:
         # Here nobody raises what ended the run.
@@ -161,7 +164,11 @@ class _Driver:
 
 
 def _readings(run: PresentRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
-    """Yield the journal's lines whenever there are new ones, until it ends or nobody reads here."""
+    """Yield the journal's lines whenever there are new ones, until the run has ended.
+
+    Raises:
+        BrokenPipeError: nobody reads any more what this process prints.
+    """
     written: Mapping[str, int] | None = None
     storage = run.location.open()
     while True:
@@ -172,6 +179,8 @@ def _readings(run: PresentRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
             began = time.monotonic()
             if written != before:
                 yield run.entries()
-        if not is_held or is_gone(sys.stdout):
+        if not is_held:
             return
+        if is_gone(sys.stdout):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))

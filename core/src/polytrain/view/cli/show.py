@@ -55,8 +55,7 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     if follow:
         from polytrain.view.cli.following import followed
 
-        with contextlib.suppress(KeyboardInterrupt):
-            followed(found, as_json=as_json)
+        followed(found, as_json=as_json)
         return exit_code_of(named_run(run).state)
     if serve:
         _serve(found, port or 0)
