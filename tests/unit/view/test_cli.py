@@ -380,6 +380,13 @@ def test_who_no_longer_follows_a_run_is_shown_no_end_of_it(
     assert "interrupted" not in said
 
 
+def test_a_run_that_another_driver_resumes_at_once_has_not_finished(
+    stalled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.view.cli.following.followed", lambda run, *, as_json: None)
+    assert main(["show", str(stalled), "--follow"]) == 75
+
+
 def test_who_follows_a_run_for_a_reader_that_is_gone_ends(
     stalled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

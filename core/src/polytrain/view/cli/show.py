@@ -56,7 +56,9 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
         from polytrain.view.cli.following import followed
 
         followed(found, as_json=as_json)
-        return exit_code_of(named_run(run).state)
+        state = named_run(run).state
+        # Another driver has resumed it at once: what was followed hasn't finished.
+        return exit_code_of(RunState.INTERRUPTED if state is RunState.RUNNING else state)
     if serve:
         _serve(found, port or 0)
         return 0
