@@ -111,7 +111,8 @@ class StateWriter(Protocol):
 
         Args:
             point: wait for this point, which another rank has reached, while there is time.
-            has_time: whether there is time left to wait.
+            has_time: whether there is time left to wait. There is none once training has ended, as
+                after a lost connection: look for the point before you ask.
 
         Raises:
             NotCleanError: there is no clean state.
