@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,26 @@ def test_items_that_are_drawn_anew_are_not_compared() -> None:
 
 def test_data_with_digests_needs_no_sample() -> None:
     assert sample_of(pa.table({"x": [1, 2]})) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "renewed"),
+    [
+        ("abfs://c@a/x.csv?sv=1&se=May&sig=K", "abfs://c@a/x.csv?sv=2&se=June&sig=L"),
+        (
+            "https://b.s3/x?X-Amz-Date=1&X-Amz-Credential=K/1&X-Amz-Signature=a&id=7",
+            "https://b.s3/x?X-Amz-Date=2&X-Amz-Credential=K/2&X-Amz-Signature=b&id=7",
+        ),
+        ("https://me:K@host/x.csv", "https://you:L@host/x.csv"),
+    ],
+)
+def test_a_renewed_signature_makes_no_other_data(before: str, renewed: str) -> None:
+    def known(path: str) -> dict[str, str]:
+        piece: Any = SimpleNamespace(path=path, version=(12, 34), rows=3)
+        piece.unwrapped = piece
+        source: Any = SimpleNamespace(stream=None, mix=None, pieces=[piece])
+        return digests(source)
+
+    assert known(before) == known(renewed)
+    assert known(before) != known(before.replace("x", "y", 1))
+    assert known(before.split("?")[0]) != known(f"{before.split('?')[0]}?id=8")

@@ -38,6 +38,7 @@ from polytrain.data.read.pieces import Piece, TablePiece
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.types.schemas import widened
 from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.text.secret_names import HIDDEN, without_credentials
 
 _WHOLE_BYTES = 64 << 20
 """Tables and files up to this size are hashed whole, in a few tenths of a second at most."""
@@ -56,11 +57,18 @@ _MOST_COLUMNS = 256
 
 _DIGITS = 16
 
+_OF_SIGNATURES = re.compile(
+    r"(?:x-(?:amz|goog)-[^=]*|s[eiprtv]|sip|spr|sk(?:e|oid|s|t|tid|v)|expires|policy|key-pair-id"
+    r"|awsaccesskeyid|googleaccessid)=",
+    re.IGNORECASE,
+)
+"""Options of signed addresses besides the signature: of S3, CloudFront, Google and Azure."""
+
 
 def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
     """Return one digest that identifies a data set. Transforms make no difference."""
     pieces = [piece.unwrapped for piece in source.pieces]
-    rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
+    rows = [(_lasting(getattr(piece, "path", piece.where)), piece.rows) for piece in pieces]
     facts = str(source.schema.remove_metadata()), sorted(digests.items()), rows
     return _digest(facts, digits=None)
 
@@ -86,12 +94,12 @@ def digests(source: Source) -> dict[str, str]:
         return found
     pieces = [piece.unwrapped for piece in source.pieces]
     files = {
-        str(path): tuple(getattr(piece, "version", ()))
+        _lasting(path): tuple(getattr(piece, "version", ()))
         for piece in pieces
         if (path := getattr(piece, "path", None)) is not None
     }
     if files:
-        paths = [str(getattr(piece, "path", "")) for piece in pieces]
+        paths = [_lasting(getattr(piece, "path", "")) for piece in pieces]
         return {**_digests_of_files(paths, files), **_digests_of_contents(pieces)}
     if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
         table = pieces[0].table
@@ -123,6 +131,20 @@ def digests_of_sample(source: Source) -> dict[str, str]:
         for table in (pa.concat_tables(rows.take(places)) for _ in range(2))
     )
     return {"sampled rows": once} if once == again else {}
+
+
+def _lasting(path: Any) -> str:
+    """Return a path, or an address without what is renewed: passwords, signatures, their times."""
+    shown = without_credentials(str(path))
+    if shown == path:
+        return shown
+    place, _, options = shown.partition("?")
+    kept = [
+        option
+        for option in options.split("&")
+        if not (option.endswith(f"={HIDDEN}") or _OF_SIGNATURES.match(option))
+    ]
+    return "?".join([place, *filter(None, ["&".join(kept)])])
 
 
 def _digests_of_files(
