@@ -211,6 +211,12 @@ def test_the_parts_of_all_ranks_make_one_directory_or_the_two_at_odds_are_named(
     assert parts[one][name] != parts[other][name]
 
 
+def test_a_file_and_a_directory_of_one_name_are_refused() -> None:
+    parts = {0: files(0, {"a/b": "0", "ab": "0"}), 2: files(2, {"a/b/c/d": "2"})}
+    with pytest.raises(ValueError, match=r"Rank 0 wrote a file 'a/b', and rank 2 a directory"):
+        merged(parts)
+
+
 attempts = st.builds(AttemptId, token=st.integers(1, 10**9), attempt=st.integers(0, 10**9))
 
 

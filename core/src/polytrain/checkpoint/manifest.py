@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from polytrain.errors import DamagedFileError
@@ -158,7 +159,8 @@ def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
         parts: rank → the files that it stored.
 
     Raises:
-        ValueError: two ranks wrote different files with the same name; the message names them.
+        ValueError: two ranks wrote different files with the same name, or one a file and one a
+            directory; the message names them.
     """
     by_name: dict[str, StoredFile] = {}
     for rank in sorted(parts):
@@ -170,6 +172,14 @@ def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
                     "with different content. Give each rank's files names of their own, for "
                     "example with the rank in them; or set "
                     "CheckpointConfig(written_by='rank_0') to keep rank 0's files alone."
+                )
+    for file in by_name.values():
+        for above in accumulate(file.name.split("/")[:-1], "{}/{}".format):
+            if above in by_name:
+                # A bucket can hold both, and no disk to which they are copied.
+                raise ValueError(
+                    f"Rank {by_name[above].rank} wrote a file {above!r}, and rank {file.rank} a "
+                    "directory of this name, into one checkpoint. Give one of them another name."
                 )
     return tuple(by_name.values())
 
