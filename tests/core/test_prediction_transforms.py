@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -134,10 +136,26 @@ def test_key_columns_are_kept_beside_a_transform(result: Result, tmp_path: Path)
     assert written["prediction"].to_pylist() == predicted(result, transform=scaled)
 
 
-def test_workers_get_the_transform(result: Result, tmp_path: Path) -> None:
+MAP_STYLE = """
+class Rows:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        return {"x": float(row), "y": row / 39, "id": row}
+"""
+
+
+def test_workers_get_the_transform(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pq.write_table(pa.table(ROWS), tmp_path / "rows.parquet")
     expected = predicted(result, transform=scaled)
-    for data in (ROWS, str(tmp_path / "rows.parquet")):
+    # A module that workers can't import.
+    there = ModuleType("rows_of_this_process")
+    monkeypatch.setitem(sys.modules, there.__name__, there)
+    exec(MAP_STYLE, vars(there))
+    for data in (ROWS, str(tmp_path / "rows.parquet"), there.Rows()):
         assert predicted(result, data, transform=scaled, num_workers=1) == expected
 
 

@@ -381,7 +381,7 @@ def _for_other_processes(
     """
     source = task.source
     # The class of a map-style data set may be defined in a script.
-    datasets = [getattr(piece, "dataset", None) for piece in source.pieces[:1]]
+    datasets = [getattr(piece.unwrapped, "dataset", None) for piece in source.pieces[:1]]
     transforms = [getattr(piece, "transform", None) for piece in source.pieces[:1]]
     code = code_in([task.backend, dict(task.options), datasets, transforms])
     if not source.in_memory:
