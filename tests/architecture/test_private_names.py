@@ -91,6 +91,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             *("_combined_loader", "_restarting", "_should_accumulate"),
         ),
         "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
+        "lightning.pytorch.strategies.launchers": ("_MultiProcessingLauncher",),
         "lightning.pytorch.trainer.connectors.logger_connector.logger_connector._LoggerConnector": (
             *("_callback_metrics", "_current_fx", "_first_loop_iter", "_logged_metrics"),
             "_progress_bar_metrics",

@@ -247,9 +247,10 @@ def test_an_epoch_is_over_when_its_rows_are(quiet: RunConfig) -> None:
     assert fit_keras(quiet, asks_for_too_many_steps).metrics["steps"] == 8
 
 
-def gives_objects_of_the_other_package(config: dict[str, Any]) -> None:
-    """As `import pytorch_lightning as pl` has them, whose classes aren't those of `lightning`."""
+def gives_what_no_worker_can_use(config: dict[str, Any]) -> None:
+    """Objects as `import pytorch_lightning as pl` has them, and strategies of notebooks."""
     import torch
+    from lightning.pytorch.strategies import DDPStrategy
 
     import polytrain
     from polytrain_torch.lightning import Trainer
@@ -275,6 +276,8 @@ def gives_objects_of_the_other_package(config: dict[str, Any]) -> None:
         "callbacks": lambda: Trainer(callbacks=[callback]),
         "logger": lambda: Trainer(logger=of_other_package("Logger")),
         "strategy": lambda: Trainer(strategy=of_other_package("Strategy")),
+        "starts, by name": lambda: Trainer(strategy="ddp_notebook"),
+        "starts": lambda: Trainer(strategy=DDPStrategy(start_method="spawn")),
     }
     errors = {}
     for name, call in calls.items():
@@ -285,12 +288,10 @@ def gives_objects_of_the_other_package(config: dict[str, Any]) -> None:
     polytrain.report({"errors": errors, "calls": len(calls)})
 
 
-def test_objects_of_pytorch_lightning_are_refused_with_the_import_that_works(
-    quiet: RunConfig,
-) -> None:
+def test_what_no_worker_can_use_is_refused_with_what_works(quiet: RunConfig) -> None:
     result = torch_runs.fit(
         quiet,
-        gives_objects_of_the_other_package,
+        gives_what_no_worker_can_use,
         {},
         workers=1,
         libraries=("lightning", "polytrain_torch.lightning"),
@@ -298,4 +299,5 @@ def test_objects_of_pytorch_lightning_are_refused_with_the_import_that_works(
     errors = result.metrics["errors"]
     assert len(errors) == result.metrics["calls"]
     for name, error in errors.items():
-        assert "by `import lightning.pytorch as pl`" in error, name
+        remedy = "use 'ddp'" if name.startswith("starts") else "by `import lightning.pytorch as pl`"
+        assert remedy in error, name

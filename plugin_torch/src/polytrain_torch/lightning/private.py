@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultCollection,
@@ -52,6 +53,11 @@ def raise_failure(checkpoint_io: Any) -> None:
     """Raise the error of an `AsyncCheckpointIO`'s thread now, not only at the next save."""
     if checkpoint_io._error is not None:
         raise checkpoint_io._error
+
+
+def starts_processes(strategy: Any) -> bool:
+    """Whether a strategy starts processes of its own, also where others have started some."""
+    return isinstance(strategy.launcher, _MultiProcessingLauncher)
 
 
 def is_search_alone(finder: Any) -> bool:

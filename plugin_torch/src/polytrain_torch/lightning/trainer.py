@@ -42,6 +42,7 @@ with needed("lightning"):
         forget_length,
         raise_failure,
         set_splitting,
+        starts_processes,
     )
     from polytrain_torch.lightning.reports import (
         CHECKPOINT_FILE,
@@ -74,7 +75,8 @@ class Trainer(lightning.Trainer):
 
     Raises:
         TypeError: a callback, logger or plugin is from the package pytorch_lightning.
-        ValueError: `devices` or `num_nodes` requests a different number.
+        ValueError: `devices` or `num_nodes` requests a different number, or `strategy` starts
+            processes of its own.
     """
 
     should_stop: bool
@@ -113,6 +115,11 @@ class Trainer(lightning.Trainer):
             "callbacks": [self._reports, StepWeights(), SentBuffers(), *callbacks, self._kept],
         }
         super().__init__(**{**defaults, **options, **own})
+        if starts_processes(self.strategy):
+            raise ValueError(
+                f"strategy: {options['strategy']!r} starts processes, and the run has started its "
+                "workers. Leave it out, or use 'ddp' or 'ddp_find_unused_parameters_true'."
+            )
         if workers > 1:
             weigh_ranks(self)
         is_own_directory = keep_version(self.loggers, _trainers.next())
