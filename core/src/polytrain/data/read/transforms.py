@@ -191,9 +191,20 @@ def _maps(array: Any, given: pa.DataType | None) -> Any:
     try:
         column = pa.array(array, given)
         # Arrow rounds floats to a map's integers, without a word.
-        return column if column.to_pylist() == [*array] else array
+        return column if _are_same(column.to_pylist(), [*array]) else array
     except (pa.ArrowException, OverflowError, ValueError):  # arrays have no one truth value
         return array
+
+
+def _are_same(found: Any, given: Any) -> bool:
+    """Whether values are equal, whatever lists and dicts they are in; NaN is equal to NaN."""
+    if isinstance(found, list | tuple):
+        is_list = isinstance(given, list | tuple) and len(found) == len(given)
+        return is_list and all(map(_are_same, found, given))
+    if isinstance(found, dict):
+        is_dict = isinstance(given, dict) and found.keys() == given.keys()
+        return is_dict and all(_are_same(value, given[name]) for name, value in found.items())
+    return bool(found == given or (found != found and given != given))
 
 
 def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:
