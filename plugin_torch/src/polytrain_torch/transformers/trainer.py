@@ -111,6 +111,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     if reports is None:
         reports = ReportCallback()
         trainer.add_callback(reports)
+    reports._awaits_call = True
     events = KeptEvents()
     events.keep_directory(trainer)
     is_first_call = True
@@ -209,8 +210,8 @@ class ReportCallback(TrainerCallback):
         self.is_whole = False
         """Whether DDP trains the model, so that rank 0 saves all of it."""
 
-        self._has_begun = False
-        """Whether `train()` was called in this attempt."""
+        self._awaits_call = False
+        """Whether the first call of `prepare_trainer`'s `train()` in this attempt comes later."""
 
         self.resumes_from: Path | None = None
         """The checkpoint that this call resumes from."""
@@ -239,7 +240,7 @@ class ReportCallback(TrainerCallback):
 
     def _begin_call(self, trainer: Trainer) -> Path | None:
         """Note the next call of `train()`; return the files that it resumes from, if any."""
-        self.call, self._has_begun = calls.next(), True
+        self.call, self._awaits_call = calls.next(), False
         self.batches_per_epoch = epoch_of(trainer.train_dataset)
         self.is_whole = wraps_in_ddp(trainer.accelerator)
         self.resumes_from = self.files = self.best = None
@@ -263,7 +264,7 @@ class ReportCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
-        if not self._has_begun and _has_trained():
+        if self._awaits_call and _has_trained():
             # It is an evaluation before the training, reported before that has saved a checkpoint.
             return
         self._held |= logs or {}
