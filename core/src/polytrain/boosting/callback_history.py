@@ -40,7 +40,9 @@ class CallbackHistory:
         if not set(self.callbacks) <= set(names):
             self.params, self.is_over = {}, False
         self.callbacks = names
-        before, self.given = self.given, {own_name(name): str(params[name]) for name in params}
+        # No callback sets a function, and its text would be another in each process.
+        texts = {name: str(value) for name, value in params.items() if not callable(value)}
+        before, self.given = self.given, {own_name(name): text for name, text in texts.items()}
         self.params = {
             name: value
             for name, value in self.params.items()
