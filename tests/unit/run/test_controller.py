@@ -21,6 +21,7 @@ from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import (
     AgentLost,
+    Died,
     Diverged,
     Done,
     Drained,
@@ -328,6 +329,25 @@ def test_a_part_that_waits_for_rank_0_ends_with_it(
     assert not run.conclude().succeeded
     first = ["of_0"] if is_kept else None
     assert run.group.of("store_rest") == [(1, 0, first), (1, 1, None)]
+
+
+def test_ranks_that_wait_for_one_that_died_are_ended_though_its_part_waits_for_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt == 0:
+            return [run.staged(1, 0), Died(attempt=0, rank=1, how="killed by SIGKILL")]
+        return run.all_done()
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.group.of("store_rest") == [(1, 0, None)]
+    [ended] = lines(tmp_path, "AttemptEnded")
+    assert isinstance(failure := ended["failure"], dict)
+    assert (failure["kind"], failure["rank"]) == (FailureKind.WORKER_LOST.name, 1)
+    assert "also" not in str(ended["reason"])
 
 
 def test_a_late_end_of_an_earlier_attempt_is_not_that_of_the_same_rank(

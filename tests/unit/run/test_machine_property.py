@@ -22,6 +22,7 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
+    Died,
     Done,
     Drained,
     DrainWanted,
@@ -176,6 +177,11 @@ class SimulatedGroup:
 
     def _exit(self, worker: SimulatedWorker, *, killed: bool) -> None:
         del self.workers[worker.rank]
+        if not killed and worker.attempt % 2:
+            # Its parts of checkpoints wait for others.
+            self.lines[worker.rank].append(
+                Died(attempt=worker.attempt, rank=worker.rank, how="is gone")
+            )
         self.lines[worker.rank].append(
             Exited(attempt=worker.attempt, rank=worker.rank, how="is gone", killed=killed)
         )

@@ -206,14 +206,11 @@ class Diverged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited(OfRank):
-    """A worker process is gone, and everything that it staged is stored."""
+class OfEnd(OfRank):
+    """The end of a worker process."""
 
     how: str
     """Description of its end, for people: "killed by SIGKILL", "exited with code 1"."""
-
-    killed: bool
-    """Whether the driver requested to kill it."""
 
     out_of_memory: bool = False
     """Whether the kernel's out-of-memory killer has ended it."""
@@ -223,6 +220,22 @@ class Exited(OfRank):
 
     since_s: float = 0.0
     """Seconds from its end until this event was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died(OfEnd):
+    """A worker process has ended by itself, and what it staged still isn't stored; then `Exited`.
+
+    Its part of a checkpoint may wait for rank 0's, and rank 0 for this rank.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(OfEnd):
+    """A worker process is gone, and everything that it staged is stored."""
+
+    killed: bool
+    """Whether the driver requested to kill it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +328,7 @@ Event = (
     | Done
     | Failed
     | Diverged
+    | Died
     | Exited
     | AgentLost
 )

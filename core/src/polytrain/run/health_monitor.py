@@ -12,6 +12,7 @@ from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import (
     STACKS_WITHIN_S,
+    Died,
     Done,
     DrainWanted,
     Event,
@@ -97,7 +98,7 @@ class HealthMonitor:
         if (
             hang_detector is None
             or not hang_detector.may_harm
-            or not isinstance(event, Failed | Exited)
+            or not isinstance(event, Failed | Died | Exited)
         ):
             return False
         return event.attempt == hang_detector.attempt

@@ -28,6 +28,7 @@ from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     ConditionMet,
+    Died,
     Diverged,
     Done,
     Drained,
@@ -36,6 +37,7 @@ from polytrain.events.attempt import (
     Exited,
     Failed,
     Joined,
+    OfEnd,
     Offered,
     PlacementFailed,
     Purpose,
@@ -145,6 +147,8 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return _diverged(state, event, now=now)
         case Failed(failure=failure):
             return _failed(state, failure, now=now)
+        case Died():
+            return _died(state, event, now=now)
         case Exited():
             return _exited(state, event, now=now)
         case AgentLost():
@@ -393,14 +397,19 @@ def _exited(state: State, event: Exited, *, now: float) -> Transition:
     """Handle the end of a worker process."""
     if isinstance(state.phase, Leaving):
         return _gone_while_leaving(state, event.rank)
+    transition = Transition(state=state) if event.killed else _died(state, event, now=now)
+    return _gone_while_ending(transition, event.rank, now=now)
+
+
+def _died(state: State, event: OfEnd, *, now: float) -> Transition:
+    """Handle that a worker process has ended by itself."""
     ending = state.phase if isinstance(state.phase, Ending) else None
     explained = ending is not None and (
         ending.was_dismissed or ending.is_planned or event.rank in ending.failed
     )
-    transition = Transition(state=state)
-    if not event.killed and not explained:
-        transition = _failed(state, _of_exit(state, event), now=now)
-    return _gone_while_ending(transition, event.rank, now=now)
+    if explained or isinstance(state.phase, Leaving):
+        return Transition(state=state)
+    return _failed(state, _of_exit(state, event), now=now)
 
 
 def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
@@ -476,7 +485,7 @@ def _placed_in_time(state: State, failure: Failure) -> Failure:
     return replace(failure, step=state.steps.get(failure.rank, 0))
 
 
-def _of_exit(state: State, event: Exited) -> Failure:
+def _of_exit(state: State, event: OfEnd) -> Failure:
     kind, how = FailureKind.WORKER_LOST, event.how
     if event.out_of_memory:
         kind, how = FailureKind.OUT_OF_MEMORY, "ended by the kernel, which was out of memory,"

@@ -16,6 +16,7 @@ from rpds import HashTrieMap, HashTrieSet, Queue
 from polytrain.errors import Failure
 from polytrain.events.attempt import (
     ConditionMet,
+    Died,
     Diverged,
     Done,
     Drained,
@@ -318,7 +319,7 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             yield Transitioned(
                 **its, stalled_s=round(event.stalled_s, 6), copied_s=round(event.copied_s, 6)
             )
-        case Exited(since_s=s) | Failed(failure=Failure(since_s=s)):
+        case Died(since_s=s) | Exited(since_s=s) | Failed(failure=Failure(since_s=s)):
             yield Transitioned(**its, since_s=round(s, 6))
         case _:
             yield Transitioned(**its)

@@ -26,6 +26,7 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import (
+    Died,
     Exited,
     Failed,
     KeepsState,
@@ -37,6 +38,7 @@ from polytrain.events.attempt import (
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage import calls as storage_calls
 from polytrain.storage.local import LocalStorage
+from polytrain.workers.agents import agent as agent_module
 from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
@@ -281,6 +283,27 @@ def test_a_signal_shortens_the_wait_for_room_in_the_storage(
 
     with_agent(dataclasses.replace(spec, store=store), test)
     assert not storage_calls._limits
+
+
+def test_an_end_is_told_though_a_part_waits_for_another_rank(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank may wait for the one that has ended."""
+    monkeypatch.setattr(agent_module, "_STORED_WITHIN_S", 0.0)
+
+    async def test(agent: HeardAgent) -> None:
+        await launch(agent)
+        waiting = asyncio.get_running_loop().create_future()
+        agent._parts._tasks.add(asyncio.ensure_future(waiting))
+        agent.process_ended(0, "killed by SIGKILL", killed=False)
+        died = await received(agent, Died)
+        assert (died.attempt, died.rank, died.how) == (0, 0, "killed by SIGKILL")
+        assert agent.events.empty()
+        waiting.set_result(None)
+        exited = await received(agent, Exited)
+        assert (exited.how, exited.killed) == ("killed by SIGKILL", False)
+
+    with_agent(spec, test)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
+    Died,
     Exited,
     Failed,
     LeaveTimedOut,
@@ -71,6 +72,10 @@ if TYPE_CHECKING:
 
 
 _ENTRY = "polytrain.workers.session.worker_process"
+
+_STORED_WITHIN_S = 5.0
+"""Seconds after the end of a process until the driver is told, even if its parts of checkpoints
+aren't stored yet. Usually they are soon, and the next attempt starts from them."""
 
 
 class Agent:
@@ -396,21 +401,25 @@ class Agent:
     async def _conclude(
         self, worker: WorkerConnection, how: str, killed: bool, ended_at: float
     ) -> None:
-        await self._parts.finish()
+        def end() -> dict[str, Any]:
+            now = asyncio.get_running_loop().time()
+            return {
+                "attempt": worker.attempt,
+                "rank": self._rank,
+                "how": how if killed else worker.child.explained(how),
+                "out_of_memory": not killed and worker.child.lacked_memory(how),
+                "output": worker.child.last_words,
+                "since_s": 0.0 if killed else now - ended_at,
+            }
+
+        finishing = asyncio.ensure_future(self._parts.finish())
+        await asyncio.wait([finishing], timeout=_STORED_WITHIN_S)
+        if not finishing.done() and not killed:
+            self.emit(Died(**end()))
+        await finishing
         if self._scratch is not None:
             self._parts.clear(self._scratch.path, worker.order.attempt_id, self._rank)
-        now = asyncio.get_running_loop().time()
-        self.emit(
-            Exited(
-                attempt=worker.attempt,
-                rank=self._rank,
-                how=how if killed else worker.child.explained(how),
-                killed=killed,
-                out_of_memory=not killed and worker.child.lacked_memory(how),
-                output=worker.child.last_words,
-                since_s=0.0 if killed else now - ended_at,
-            )
-        )
+        self.emit(Exited(**end(), killed=killed))
 
     def preload(self, message: Message) -> None:
         """Have the zygote preload what a worker process says that it has imported."""
