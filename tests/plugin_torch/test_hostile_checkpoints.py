@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 
 from polytrain import CheckpointError
 from polytrain_torch import Torch
-from polytrain_torch.checkpoints.sharded import load_sharded
+from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
 
 
 class Bomb:
@@ -74,6 +75,43 @@ def make_tensor(directory: Path, mark: Path) -> None:
     for index, info in metadata.storage_data.items():
         metadata.storage_data[index] = type(info)(info.relative_path, 0, file.stat().st_size)
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+class Attribute:
+    """Is pickled as an attribute of a class, as early versions of Python 3.11 pickle enums."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind, self._name = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._kind, self._name)
+
+
+def save_with_attribute(directory: Path, kind: type, name: str) -> None:
+    save_sharded(directory, model={"weight": torch.ones(2)})
+    metadata = pickle.loads((directory / ".metadata").read_bytes())
+    metadata.planner_data["more"] = Attribute(kind, name)
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_a_list_of_tensors_that_another_version_of_python_has_written_is_read(
+    directory: Path,
+) -> None:
+    save_with_attribute(directory, _MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+    metadata = SafeReader(directory).read_metadata()
+    assert metadata.planner_data["more"] is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(_MEM_FORMAT_ENCODING, "__reduce_ex__"), (TensorProperties, "create_from_tensor")],
+)
+def test_no_other_attribute_is_got_for_a_list_of_tensors(
+    directory: Path, kind: type, name: str
+) -> None:
+    save_with_attribute(directory, kind, name)
+    with pytest.raises(pickle.UnpicklingError, match=f"getattr.*{name}"):
+        SafeReader(directory).read_metadata()
 
 
 def make_deepspeed(directory: Path, mark: Path) -> None:

@@ -7,6 +7,7 @@ with `weights_only=True`.
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 import re
@@ -141,10 +142,22 @@ class _MetadataUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(
             f"{METADATA_FILE} names {module}.{name}, for which the list of a checkpoint's tensors "
             "has no use: it isn't loaded, because that could run what somebody else has written"
         )
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """Return a member of an enum: early versions of Python 3.11 store it as a call of `getattr`."""
+    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(
+        f"{METADATA_FILE} calls getattr({kind!r}, {name!r}), for which the list of a checkpoint's "
+        "tensors has no use: it isn't loaded, because that could run what somebody else has written"
+    )
 
 
 class _SafePlanner(DefaultLoadPlanner):
