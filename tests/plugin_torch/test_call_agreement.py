@@ -97,4 +97,6 @@ def test_a_rank_may_come_late(tmp_path: Path) -> None:
     """It is asked meanwhile."""
     world = run_world(Torch(), data=DATA, path=tmp_path, training_function=comes_late)
     assert [rank.failure for rank in world.ranks] == [None, None]
-    assert [rank.leaks for rank in world.ranks] == [{"ports": [], "variables": []}] * 2
+    assert [rank.leaks for rank in world.ranks] == [
+        {"ports": [], "variables": [], "processes": []}
+    ] * 2
