@@ -89,14 +89,25 @@ def comes_late() -> None:
 
     if dist.get_rank() == 1:
         time.sleep(2.5)
+        store = dist.distributed_c10d._get_default_store()
+        destroy = dist.destroy_process_group
+
+        def destroy_slowly() -> None:
+            destroy()
+            time.sleep(0.5)
+            # It raises an exception, and prints stacks, if rank 0 has left.
+            store.check(["anything"])
+
+        dist.destroy_process_group = destroy_slowly
     loader = prepare_data_loader(DataLoader(torch.arange(4)))
     polytrain.report({"rows": len([*loader])})
 
 
-def test_a_rank_may_come_late(tmp_path: Path) -> None:
-    """It is asked meanwhile."""
+def test_a_rank_may_come_late_and_leave_late(tmp_path: Path) -> None:
+    """It is asked meanwhile, and in the end waited for."""
     world = run_world(Torch(), data=DATA, path=tmp_path, training_function=comes_late)
     assert [rank.failure for rank in world.ranks] == [None, None]
+    assert [rank.end for rank in world.ranks] == ["exited with code 0"] * 2
     assert [rank.leaks for rank in world.ranks] == [
         {"ports": [], "variables": [], "processes": []}
     ] * 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -53,6 +55,11 @@ from polytrain_torch.survivors.depot import (
 )
 from polytrain_torch.virtual_workers import virtual_workers
 
+_LEFT_WITHIN_S = 5.0
+"""Seconds that rank 0 waits at most for the other ranks to leave the collective."""
+
+_NAP_S = 0.001
+
 DEEPSPEED = "deepspeed"
 """DeepSpeed's directory in a checkpoint."""
 
@@ -76,6 +83,19 @@ def _first_step_noted() -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def _leave(store: TCPStore, world: World) -> None:
+    """Leave the store. Rank 0 serves it, and leaves last.
+
+    Of a store that goes while a rank uses it, torch prints the stacks of its own C++ code.
+    """
+    deadline = time.monotonic() + _LEFT_WITHIN_S
+    with contextlib.suppress(RuntimeError):  # rank 0 has left
+        left = store.add("left", 1)
+        while world.me.rank == 0 and left < world.size and time.monotonic() < deadline:
+            time.sleep(_NAP_S)
+            left = store.add("left", 0)
 
 
 class TorchEngine(Engine[Any]):
@@ -133,6 +153,7 @@ class TorchEngine(Engine[Any]):
                 device_id=device,
             )
             share_seed(store)
+            is_over = False
             try:
                 connected = partial(self._connected, world)
                 with (
@@ -142,12 +163,15 @@ class TorchEngine(Engine[Any]):
                     _first_step_noted(),
                 ):
                     yield
+                is_over = True
             finally:
                 # The training function may have destroyed the group.
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 forget_group()
                 clear_mesh_caches()
+                if is_over:
+                    _leave(store, world)
                 self.close()
 
     def store(self, world: World) -> TCPStore:
