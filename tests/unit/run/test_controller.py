@@ -353,7 +353,7 @@ def test_ranks_that_wait_for_one_that_died_are_ended_though_its_part_waits_for_r
 def test_a_late_end_of_an_earlier_attempt_is_not_that_of_the_same_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its agent didn't answer, was given up, and goes on after all."""
+    """Its agent didn't answer, was given up, and answers after all."""
     run = driver(tmp_path, monkeypatch, max_failures=1)
 
     def life(order: LaunchOrder) -> Sequence[AgentEvent]:

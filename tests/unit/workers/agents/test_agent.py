@@ -285,7 +285,7 @@ def test_a_signal_shortens_the_wait_for_room_in_the_storage(
     assert not storage_calls._limits
 
 
-def test_an_end_is_told_though_a_part_waits_for_another_rank(
+def test_an_end_is_reported_though_a_part_waits_for_another_rank(
     spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other rank may wait for the one that has ended."""

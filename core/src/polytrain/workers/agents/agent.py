@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 _ENTRY = "polytrain.workers.session.worker_process"
 
 _STORED_WITHIN_S = 5.0
-"""Seconds after the end of a process until the driver is told, even if its parts of checkpoints
-aren't stored yet. Usually they are soon, and the next attempt starts from them."""
+"""Seconds after the end of a process until it is reported, even if its parts of checkpoints aren't
+stored yet. Usually they are soon, and the next attempt starts from them."""
 
 
 class Agent:
