@@ -19,6 +19,7 @@ from polytrain_lightgbm import known_parameters as of_lightgbm
 from polytrain_lightgbm.parameters import _OURS as LIGHTGBM_OF_THE_RUN
 from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS as OF_XGBOOST
 from polytrain_xgboost.parameters import _OURS as XGBOOST_OF_THE_RUN
+from polytrain_xgboost.parameters import own_name
 
 Case = tuple[str, dict[str, Any]]
 """Which labels, and the parameters."""
@@ -308,21 +309,12 @@ NOT_SWEPT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Why, and which parameters aren't trained with here."""
 
-XGBOOSTS_ALIASES = {
-    "learning_rate": "eta",
-    "min_split_loss": "gamma",
-    "n_jobs": "nthread",
-    "random_state": "seed",
-    "reg_alpha": "alpha",
-    "reg_lambda": "lambda",
-}
-
 
 def test_every_parameter_of_xgboost_is_in_the_sweep() -> None:
     swept = {name for _, params in XGBOOST for name in params} | {"objective"}
     others = {name for names in NOT_SWEPT["xgboost"].values() for name in names}
     of_the_run = {name for names, *_ in XGBOOST_OF_THE_RUN for name in names}
-    known = {XGBOOSTS_ALIASES.get(name, name) for name in OF_XGBOOST}
+    known = {own_name(name) for name in OF_XGBOOST}
     assert known - of_the_run == swept | others
 
 
